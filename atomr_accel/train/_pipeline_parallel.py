@@ -11,7 +11,7 @@ import trio
 
 from .._dtypes import is_float
 from .._errors import said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..arrays import GpuRef
 from ..arrays.expressions import Expression
@@ -21,7 +21,7 @@ from ._parts import ModelPart, PartedTrainer
 from ._schedules import LossScale
 from ._state import ModelLayout
 from ._tape import Tape
-from ._trainer import FAULTS, TrainerOptions, TrainStep, checked_ranks, cut_rows
+from ._trainer import FAULTS, TrainerOptions, TrainStep, checked_ranks, cut_rows, opened
 from ._trees import optree
 from ._values import TapeValue
 
@@ -274,9 +274,5 @@ async def open_pipeline_parallel(
         [ModelLayout(each, optimizer) for each in whole],
         micro_batches,
     )
-    try:
-        await trainer.begin(whole)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, whole, place):
+        yield trainer

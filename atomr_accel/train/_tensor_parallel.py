@@ -14,7 +14,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from .._dtypes import is_float
 from .._errors import said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..arrays import GpuRef
 from ..arrays.expressions import Expression
@@ -24,7 +24,15 @@ from ._parts import ModelPart, PartedTrainer
 from ._schedules import LossScale
 from ._state import ModelLayout, word_digest
 from ._tape import Tape
-from ._trainer import FAULTS, ReplicasDiffer, TrainerOptions, TrainStep, checked_ranks, each_rank
+from ._trainer import (
+    FAULTS,
+    ReplicasDiffer,
+    TrainerOptions,
+    TrainStep,
+    checked_ranks,
+    each_rank,
+    opened,
+)
 from ._trees import optree
 from ._values import TapeValue
 
@@ -572,9 +580,5 @@ async def open_tensor_parallel(
     splits = _checked_splits(params, split, count)
     layouts = [ModelLayout(each, optimizer) for each in cut_tree(params, splits, count)]
     trainer = TensorParallel(ranks, function, optimizer, layout, options, layouts, splits)
-    try:
-        await trainer.begin(params)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, params, place):
+        yield trainer
