@@ -173,7 +173,7 @@ class ModelState:
 
     @property
     def lost(self) -> bool:
-        """Whether a fault has taken it."""
+        """True if a fault has taken it."""
         return any(each.is_stale for each in self.buffers)
 
     async def read(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:

@@ -104,20 +104,9 @@ class DnnFlashAttention(AttentionCalls[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention_with_lse``, called with the same options.
 
-        Vendor function: the frontend's ``sdpa_backward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            q: queries.
-            k: keys.
-            v: values.
-            out: result of ``flash_attention_with_lse``.
-            lse: the logarithms that came with it.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: as in the forward pass.
-            grads: where to put the gradients with respect to q, k and v.
-            **options: see ``AttentionOptions``.
+        Vendor function: the frontend's ``sdpa_backward``. ``out`` and ``lse`` are the result of
+        ``flash_attention_with_lse`` and the logarithms that came with it. Other arguments are those
+        of the forward pass.
 
         Returns:
             The gradients with respect to q, k and v; then to ``bias`` and to ``sink`` if these
@@ -330,22 +319,11 @@ class DnnFlashAttention(AttentionCalls[D]):
         """The gradients of ``flash_attention_fp8``, in fp8.
 
         Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
-
-        Args:
-            grad: gradient with respect to the result, of q's dtype.
-            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
-            k: keys, shape (batch, keys, kv_heads, size).
-            v: values, shape (batch, keys, kv_heads, value_size).
-            out: result of ``flash_attention_fp8``.
-            lse: the logarithms that it gave.
-            scales: float32 buffers of one number each: ``descale_`` of q, k, v, o, dO, s
-                (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK
-                and dV.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
-            **options: ``softmax_scale``, ``causal``, ``window``, ``align`` and
-                ``deterministic``.
+        ``out`` and ``lse`` are the result of ``flash_attention_fp8`` and its logarithms; ``grad``
+        has q's dtype. ``scales`` are float32 buffers of one number each: ``descale_`` of q, k, v,
+        o, dO, s (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK and
+        dV. Other arguments are those of ``flash_attention_fp8``, and options ``deterministic``,
+        too.
 
         Returns:
             The gradients by q, k and v, and the largest magnitudes of these and of the

@@ -146,22 +146,11 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
 
-        Vendor operation: ``conv_dgrad``.
-
-        Args:
-            x: images (N, C, ...), or (N, ..., C).
-            w: filters (C, K / groups, ...), or (C, ..., K / groups).
-            bias: (K,).
-            stride: steps between the images of neighbouring inputs.
-            padding: elements cut off around the result: a number; a number or a pair (before,
-                after) for each dimension; ``"valid"`` for none.
-            output_padding: additional elements behind the result, fewer than ``stride``.
-            dilation: steps between the taps of a filter.
-            groups: number of groups that channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            allow_tf32: see the class.
-            autotune: see the class.
-            out: where the result goes.
+        Vendor operation: ``conv_dgrad``. Filters ``w`` have shape (C, K / groups, ...), or
+        (C, ..., K / groups). ``stride`` is the steps between the images of neighbouring inputs, and
+        ``padding`` counts the elements that are cut off around the result; ``"valid"`` is for none.
+        ``output_padding`` is additional elements behind the result, fewer than ``stride``. Other
+        arguments are those of ``conv``.
 
         Returns:
             (N, K, ...) or (N, ..., K). The size of a dimension is

@@ -105,9 +105,10 @@ class Resampling(ResamplingPart[D]):
 
     In all methods ``x`` is float16, bfloat16, float32 or float64 of shape (batch, channels,
     ...space) with one to three dimensions of space. A ``layout`` such as ``"NHWC"`` means that
-    channels are last. ``out`` is a buffer for the result, made if absent. Gradients take ``grad``,
-    the gradient with respect to the result, and return the shape of ``x``. Sums are float32, or
-    float64 for float64, and the same each time.
+    channels are last; by default they are first. ``out`` is a buffer for the result, made if
+    absent. Gradients take ``grad``, the gradient with respect to the result, whose shape says how
+    large that was, and return the shape of ``x``. Sums are float32, or float64 for float64, and the
+    same each time.
 
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
@@ -125,13 +126,8 @@ class Resampling(ResamplingPart[D]):
         """Averages over as many windows as are wanted, as even as they can be.
 
         Window ``i`` of ``n`` goes from ``floor(i * size / n)`` to before
-        ``ceil((i + 1) * size / n)``. As ``torch.nn.functional.adaptive_avg_pool2d``; see the class.
-
-        Args:
-            x: images.
-            output_size: number of windows, one number or one for each dimension of space.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
+        ``ceil((i + 1) * size / n)``. ``output_size`` is the number of windows, one number or one
+        for each dimension of space. As ``torch.nn.functional.adaptive_avg_pool2d``; see the class.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
@@ -150,14 +146,7 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``adaptive_avg_pool``; see the class.
-
-        Args:
-            grad: gradient with respect to the result, whose shape is that of the windows.
-            shape: shape of ``x``.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
-        """
+        """The gradient of ``adaptive_avg_pool``, for the ``shape`` of ``x``; see the class."""
         attributes = {"mode": "AVGPOOL", "size": _space(grad, layout)}
         name, images = "adaptive_avg_pool_grad", tuple(shape)
         return self._resample_backward(name, "adaptive_pool", grad, images, attributes, layout, out)
@@ -181,12 +170,6 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``adaptive_max_pool``; of equal elements the first one gets it.
 
         See the class.
-
-        Args:
-            grad: gradient with respect to the result, whose shape is that of the windows.
-            x: argument of ``adaptive_max_pool``.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
         """
         require_readable(x, self.home.memory, "x")
         attributes = {"mode": "MAXPOOL", "size": _space(grad, layout)}
@@ -251,15 +234,9 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``interpolate``; see the class.
+        """The gradient of ``interpolate``, for the ``shape`` of ``x``; see the class.
 
-        Args:
-            grad: gradient with respect to the result, whose shape determines the size.
-            shape: shape of ``x``.
-            mode: as ``interpolate`` had it.
-            align_corners: as ``interpolate`` had it.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        ``mode`` and ``align_corners`` are as ``interpolate`` had them.
         """
         require_readable(grad, self.home.memory, "grad")
         op, attributes = _interpolation(mode, _space(grad, layout), align_corners)

@@ -52,7 +52,8 @@ class GridSampling(DnnPart[D]):
 
     Images are float16, bfloat16, float32 or float64 of shape (batch, channels, ...space), or
     channels last with a ``layout`` such as ``"NHWC"``. ``out`` is a buffer for the result, made if
-    absent. Sums are float32, or float64 for float64.
+    absent. Gradients take ``grad``, the gradient with respect to the result, of its shape. Sums are
+    float32, or float64 for float64.
 
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
@@ -101,15 +102,9 @@ class GridSampling(DnnPart[D]):
         align_corners: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Gradient of ``affine_grid`` with respect to ``theta``; see the class.
+        """Gradient of ``affine_grid`` with respect to ``theta``, of its shape; see the class.
 
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            align_corners: as ``affine_grid`` had it.
-            out: where to put the gradient. Made if absent.
-
-        Returns:
-            Shape of ``theta``.
+        ``align_corners`` is as ``affine_grid`` had it.
         """
         require_readable(grad, self.home.memory, "grad")
         dims = grad.ndim - 2
@@ -181,20 +176,10 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``grid_sample`` with respect to ``x``; see the class.
 
-        Other arguments are those of ``grid_sample``.
-
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            grid: argument of ``grid_sample``.
-            shape: shape of ``x``.
-            mode: as ``grid_sample`` had it.
-            padding_mode: as ``grid_sample`` had it.
-            align_corners: as ``grid_sample`` had it.
-            deterministic: whether sums are made in the order of the positions, each channel by one
-                thread, which takes longer. Otherwise they may be rounded differently each time on
-                CUDA. The default is the device's own setting.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        ``shape`` is that of ``x``; other arguments are those of ``grid_sample``. With
+        ``deterministic`` sums are made in the order of the positions, each channel by one thread,
+        which takes longer. Otherwise they may be rounded differently each time on CUDA. The default
+        is the device's own setting.
         """
         require_readable(grad, self.home.memory, "grad")
         like = _sizes(shape, "shape")
@@ -224,11 +209,8 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``grid_sample`` with respect to ``grid``; see the class.
 
-        It is 0 for ``"nearest"``, and beyond the ends with ``"border"``. Other arguments are those
-        of ``grid_sample``; ``grad`` is the gradient with respect to its result, of its shape.
-
-        Returns:
-            Shape of ``grid``.
+        It has the shape of ``grid``, and is 0 for ``"nearest"``, and beyond the ends with
+        ``"border"``. Other arguments are those of ``grid_sample``.
         """
         require_readable(grad, self.home.memory, "grad")
         require_readable(x, self.home.memory, "x")
@@ -288,18 +270,11 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Sums of columns at the places of their windows. ``unfold`` is its gradient.
 
-        As ``torch.nn.functional.fold``, for one to three dimensions of space; see the class.
-
-        Args:
-            x: columns, shape (batch, channels * elements of a window, places).
-            output_size: space of the images. Its length, or that of ``window``, is the number of
-                dimensions; two, if all are single numbers.
-            window: its size, one number or one for each dimension of space.
-            stride: how far it moves.
-            padding: how many elements on both sides are left out of the images.
-            dilation: distance of the elements of a window.
-            layout: where channels of the result are; by default first.
-            out: where to put the result. Made if absent.
+        As ``torch.nn.functional.fold``, for one to three dimensions of space; see the class. ``x``
+        has shape (batch, channels * elements of a window, places), and ``output_size`` is the space
+        of the images. Its length, or that of ``window``, is the number of dimensions; two, if all
+        are single numbers. ``padding`` is how many elements on both sides are left out of the
+        images, and ``layout`` is that of the result. Other arguments are those of ``unfold``.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
@@ -415,13 +390,8 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``max_unpool`` with respect to ``x``: the elements of ``grad`` at indices.
 
-        An index that comes several times gets the same element each time.
-
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            indices: as ``max_unpool`` had them.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        An index that comes several times gets the same element each time. ``indices`` are as
+        ``max_unpool`` had them.
 
         Returns:
             Shape of ``indices``, dtype of ``grad``.
