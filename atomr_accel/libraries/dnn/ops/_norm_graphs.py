@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ....ops import D, require_dtype, require_readable
+from ....ops import D, require_dtype, require_readable, require_shape
 from ....wire.options import real
 from ..graph._builder import Builder
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
@@ -282,8 +282,7 @@ def require_parameter(
     ref: GpuRef, name: str, shape: Sequence[int], dtypes: tuple[str, ...]
 ) -> None:
     """A parameter has that shape, and one of these dtypes."""
-    if ref.shape != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)}, not {ref.shape}")
+    require_shape(ref, tuple(shape), name)
     if ref.dtype.name not in dtypes:
         raise TypeError(
             f"{name} must have dtype {' or '.join(dict.fromkeys(dtypes))}, not {ref.dtype.name}"

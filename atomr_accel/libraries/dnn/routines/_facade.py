@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ....ops import D, op, op_family, require_int32, require_readable
+from ....ops import D, op, op_family, require_int32, require_readable, require_shape
 from ....wire.options import LARGEST, real, whole
 from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
@@ -88,8 +88,7 @@ class DnnRoutines(RoutinePart[D]):
         """
         require_readable(y, self.home.memory, "y")
         require_readable(grad, self.home.memory, "grad")
-        if grad.shape != y.shape:
-            raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
+        require_shape(grad, y.shape, "grad")
         around = _around(y.shape, axis)
         require_int32(self.home, "softmax", (*around, around[1] * around[2]))
         log = _name == "log_softmax_grad"
@@ -209,8 +208,7 @@ class DnnRoutines(RoutinePart[D]):
         given = {"grad": grad, "y": y, "x": x}
         for name, ref in given.items():
             require_readable(ref, self.home.memory, name)
-            if ref.shape != x.shape:
-                raise ValueError(f"{name} must have shape {x.shape}, not {ref.shape}")
+            require_shape(ref, x.shape, name)
 
         def message(inputs: list[Any], output: Any) -> Normalize:
             dy_at, y_at, x_at = inputs

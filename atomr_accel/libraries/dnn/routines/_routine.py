@@ -11,6 +11,7 @@ from ....ops import (
     require_no_alias,
     require_readable,
     require_ref,
+    require_shape,
     require_writable,
 )
 from ..graph._run import LANE, DnnPart
@@ -94,8 +95,7 @@ def _check_out(
 ) -> None:
     require_ref(out, "out")
     first = next(iter(inputs.values()))
-    if out.shape != shape:
-        raise ValueError(f"out must have shape {shape}, not {out.shape}")
+    require_shape(out, shape, "out")
     if out.dtype is not first.dtype:
         raise TypeError(f"out must have dtype {first.dtype.name}, not {out.dtype.name}")
     may_be = [("out", name) for name in inputs] if in_place else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -89,10 +90,9 @@ class GridSampling(DnnPart[D]):
         require_shape(theta, (places[0], dims, dims + 1), "theta")
         shape = (places[0], *places[2:], dims)
         aligned = flag(align_corners, "align_corners")
-        call = _Affine(places[0], places[2:], theta.dtype.name, aligned, backward=False)
-        return self._sampled(
-            "affine_grid", {"theta": ("theta", theta)}, shape, out, call.message, "grid"
-        )
+        message = partial(AffineGrid, places[0], places[2:], theta.dtype.name, aligned, False)
+        inputs = {"theta": ("theta", theta)}
+        return self._sampled("affine_grid", inputs, shape, out, message, "grid")
 
     @op
     def affine_grid_grad(
@@ -114,11 +114,9 @@ class GridSampling(DnnPart[D]):
             )
         aligned = flag(align_corners, "align_corners")
         batch, places = grad.shape[0], grad.shape[1:-1]
-        call = _Affine(batch, places, grad.dtype.name, aligned, backward=True)
-        shape = (batch, dims, dims + 1)
-        return self._sampled(
-            "affine_grid_grad", {"grid": ("grad", grad)}, shape, out, call.message, "theta"
-        )
+        message = partial(AffineGrid, batch, places, grad.dtype.name, aligned, True)
+        inputs, shape = {"grid": ("grad", grad)}, (batch, dims, dims + 1)
+        return self._sampled("affine_grid_grad", inputs, shape, out, message, "theta")
 
     @op
     def grid_sample(
@@ -488,19 +486,6 @@ class GridSampling(DnnPart[D]):
         return Request(LANE, f"dnn.{name}", prepare)
 
 
-class _Affine:
-    """Checked positions made of matrices."""
-
-    def __init__(
-        self, batch: int, places: tuple[int, ...], dtype: str, aligned: bool, *, backward: bool
-    ) -> None:
-        self._numbers = (batch, places, dtype, aligned, backward)
-
-    def message(self, *, theta: Any, grid: Any) -> AffineGrid:
-        """Return the message for the lane, with its addresses."""
-        return AffineGrid(*self._numbers, theta, grid)
-
-
 class _Samples:
     """Checked samples of images.
 
@@ -538,17 +523,12 @@ class _Samples:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         result = _tensor(image, (*image.shape[:2], *grid.shape[1:-1]), last=image.last)
         self.shape = physical(result.shape, last=image.last)
-        self._tensors = (image, result)
-        self._mode, self._padding = mode, padding_mode
-        self._aligned = flag(align_corners, "align_corners")
+        aligned = flag(align_corners, "align_corners")
+        self._options = (image, result, mode, padding_mode, aligned)
 
     def message(self, kind: Any, *, ordered: bool = False) -> Callable[..., SampleGrid]:
         """Return a function that makes the message for the lane from its addresses."""
-        image, result = self._tensors
-        mode, padding, aligned = self._mode, self._padding, self._aligned
-        return lambda **places: SampleGrid(
-            kind, image, result, mode, padding, aligned, ordered, **places
-        )
+        return partial(SampleGrid, kind, *self._options, ordered)
 
 
 class _WindowMoves(NamedTuple):
@@ -563,7 +543,7 @@ class _WindowMoves(NamedTuple):
 
     def message(self, kind: Any) -> Callable[..., MoveWindows]:
         """Return a function that makes the message for the lane from its addresses."""
-        return lambda **places: MoveWindows(kind, *self, **places)
+        return partial(MoveWindows, kind, *self)
 
 
 class _Columns:
