@@ -386,16 +386,10 @@ async def open_parameter_server(
     itself is lost, it goes back to the snapshot in host memory, and batches since then make their
     steps once more. So a fault changes the order of steps, within the same bound of staleness.
 
-    Args:
-        devices: the devices, one or more.
-        step: computes the loss and the gradients of a batch; see `gradient_step`.
-        params: a tree of NumPy arrays of one float dtype.
-        optimizer: what makes the steps.
-        staleness: the largest number of steps between reading parameters and using their gradient.
-        clip: the largest norm of a gradient; larger ones are scaled down.
-        snapshot_every: steps between snapshots in host memory.
-        attempts: how often the gradient of a batch may fail.
-        **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
+    ``step`` computes the loss and the gradients of a batch; see `gradient_step`. ``staleness`` is
+    the largest number of steps between reading parameters and using their gradient, and
+    ``attempts`` says how often the gradient of a batch may fail. Other arguments are those of
+    `open_data_parallel`.
     """
     ranks = checked_ranks(devices, optimizer)
     if not callable(step):

@@ -351,18 +351,8 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[GpuRef]:
         """Divide by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
-        Vendor operation: ``rmsnorm``.
-
-        Args:
-            x: ``(..., *weight.shape)``.
-            weight: the factor of the quotients. Its shape determines the dimensions over which
-                the mean is taken.
-            bias: the term that is added; of the shape of ``weight``.
-            eps: added to the mean square.
-            out: where the result goes.
-
-        Returns:
-            The result, of the shape and dtype of ``x``.
+        ``eps`` is added to the mean square. Other arguments and the result are those of
+        ``layer_norm``. Vendor operation: ``rmsnorm``.
         """
         given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
         return self._rows(_name, given, eps, out)
