@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
 from ...arrays.expressions import Operand, cast
-from ...arrays.expressions.promotion import common
+from ...arrays.expressions.promotion import Casting, common, require_castable
 from ...ops import D, Request, op
 from .steps import ArrayPart, CallSteps, target_of
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ...arrays import GpuRef
     from ...arrays.expressions import Value
-
-Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 
 class Manipulation(ArrayPart[D]):
@@ -51,11 +49,7 @@ class Manipulation(ArrayPart[D]):
         """
         self._check_device(device)
         given, kind = self._operand(x), as_dtype(dtype)
-        if not np.can_cast(given.dtype, kind, casting):
-            raise TypeError(
-                f"Cannot cast array data from {given.dtype!r} to {kind!r} according to the rule "
-                f"'{casting}'"
-            )
+        require_castable(given.dtype, kind, casting)
         if given.dtype is kind:
             return self._several("astype", lambda steps: _same(steps, given, copy=copy))
         return self._evaluated(cast(given, kind))
@@ -227,11 +221,7 @@ class Manipulation(ArrayPart[D]):
         kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
         result = kind if out is None else self._ref(out, "out").dtype
         for ref in refs:
-            if not np.can_cast(ref.dtype, result, casting):
-                raise TypeError(
-                    f"Cannot cast array data from {ref.dtype!r} to {result!r} according to the "
-                    f"rule '{casting}'"
-                )
+            require_castable(ref.dtype, result, casting)
         first = refs[0]
         if axis is None:
             shape: tuple[int, ...] = (sum(ref.size for ref in refs),)

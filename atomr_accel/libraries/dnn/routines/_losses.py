@@ -19,7 +19,7 @@ from ....ops import (
     require_writable,
 )
 from ....wire.options import flag, real, whole
-from ..graph._run import LANE, DnnPart
+from ..graph._run import LANE, DnnPart, require_result
 from ..graph.layout import require_float
 from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
 from ..wire._nodes import wider
@@ -334,11 +334,7 @@ class Losses(DnnPart[D]):
                 result = preparer.output(shape, dtype)
             else:
                 require_writable(result, memory, "out")
-                if result.shape != shape or result.dtype is not dtype:
-                    raise (ValueError if result.shape != shape else TypeError)(
-                        f"out is {result.dtype.name} of shape {result.shape}, but the result is "
-                        f"{dtype.name} of shape {shape}"
-                    )
+                require_result(result, shape, dtype, "out")
                 require_no_alias(name, [("out", result)], named)
             count = call.scratch(gradient=grad is not None)
             nbytes = max(1, count) * DTYPES[wider(dtype.name)].itemsize
