@@ -303,12 +303,10 @@ class Filters:
         return made
 
     async def space(self, name: str) -> ColourSpace:
-        """Return a conversion for `convert`.
+        """Return a conversion for `convert`, by OpenCV's formulas for images from 0 to 1.
 
-        Args:
-            name: ``"rgb2gray"``, ``"bgr2gray"``, ``"gray2rgb"``, ``"rgb2bgr"``, ``"rgb2ycrcb"``,
-                ``"ycrcb2rgb"``, ``"rgb2xyz"``, ``"rgb2hsv"`` or ``"hsv2rgb"``, with OpenCV's
-                formulas for float32 images from 0 to 1.
+        Names are ``"rgb2gray"``, ``"bgr2gray"``, ``"gray2rgb"``, ``"rgb2bgr"``, ``"rgb2ycrcb"``,
+        ``"ycrcb2rgb"``, ``"rgb2xyz"``, ``"rgb2hsv"`` and ``"hsv2rgb"``.
         """
         one_of(name, "name", _SPACES)
         matrix = await self.weights(_MIXES[name]) if name in _MIXES else None

@@ -96,13 +96,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make powers with exponents at equal distances; as ``numpy.logspace``.
 
-        Args:
-            start: the first exponent.
-            stop: the last exponent.
-            num: the number of elements.
-            endpoint: whether ``stop`` is among the exponents.
-            base: the base of the powers.
-            dtype: the dtype of the result.
+        ``start`` and ``stop`` are exponents of ``base``. Arguments are those of ``linspace``.
         """
         exponents = _linspace(start, stop, num, endpoint=endpoint, dtype=None)
         powers: Operand = ufunc("power", _number(base, "base"), exponents)
@@ -120,12 +114,8 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make ones on a diagonal; as ``numpy.eye``.
 
-        Args:
-            N: rows.
-            M: columns, by default as many.
-            k: how far above the main diagonal.
-            dtype: the dtype of the result.
-            device: this device's name, or None.
+        Of ``N`` rows and ``M`` columns, by default as many; ``k`` is how far the diagonal is above
+        the main one.
         """
         self._check_device(device)
         row, column = _rows_and_columns(N, M)
@@ -155,10 +145,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
-        Args:
-            m: matrices, of at least two dimensions; a ref or an expression.
-            k: the distance of the diagonal above the main one.
-            out: the buffer for the result; may be ``m``.
+        ``k`` is the distance of the diagonal above the main one. ``out`` may be ``m``.
         """
         shape, lower, k = self._operand(m, "m").shape, _name == "tril", operator.index(k)
         if len(shape) < 2:
@@ -191,11 +178,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make an array of one value; as ``numpy.full``.
 
-        Args:
-            shape: its shape.
-            fill_value: a number.
-            dtype: its dtype; by default that of the number.
-            device: this device's name, or None.
+        ``dtype`` is that of the number by default.
         """
         self._check_device(device)
         value = _number(fill_value, "fill_value")
@@ -214,12 +197,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make an array of one value in the shape of another array; as ``numpy.full_like``.
 
-        Args:
-            a: the other.
-            fill_value: a number.
-            dtype: another dtype.
-            shape: another shape.
-            device: this device's name, or None.
+        ``fill_value`` is a number, and ``dtype`` and ``shape`` are others than those of ``a``.
         """
         return self._alike(a, fill_value, dtype, shape, device)
 
@@ -278,9 +256,7 @@ class Creation(ArrayPart[D]):
     def indices(self, dimensions: Shape, dtype: DTypeLike = np.int64) -> Request[GpuRef]:
         """Make each element's indices, along a new first axis; as ``numpy.indices``.
 
-        Args:
-            dimensions: the shape in which the elements have these indices.
-            dtype: the dtype of the result.
+        ``dimensions`` is the shape in which the elements have these indices.
         """
         sizes, kind = as_shape(dimensions), as_dtype(dtype)
         shape = (len(sizes), *sizes)
@@ -331,9 +307,7 @@ class Creation(ArrayPart[D]):
     def diag(self, v: GpuRef, k: SupportsIndex = 0) -> Request[GpuRef]:
         """Make a matrix with a diagonal, or copy a matrix' diagonal; as ``numpy.diag``.
 
-        Args:
-            v: an array of one or two dimensions.
-            k: how far the diagonal is above the main one.
+        ``k`` is how far the diagonal is above the main one.
         """
         ref, offset = self._ref(v, "v"), operator.index(k)
         if ref.ndim not in (1, 2):

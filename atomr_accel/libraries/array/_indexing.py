@@ -280,17 +280,9 @@ class Indexing(ArrayPart[D]):
         Each sum is rounded to the dtype of ``x``. If many terms of a 16-bit float go to the same
         element, add them to a float32 array.
 
-        Args:
-            x: the array to add to.
-            key: as for ``setitem``.
-            value: a number, a ref or an expression to add, as for ``setitem``.
-            mode: the meaning of an index out of bounds; see above.
-            deterministic: whether sums are made in the order of the indices, which takes longer.
-                Otherwise sums of floats may be rounded differently each time. The default is the
-                device's own setting.
-
-        Returns:
-            ``x``.
+        With ``deterministic`` sums are made in the order of the indices, which takes longer.
+        Otherwise sums of floats may be rounded differently each time. The default is the device's
+        own setting. Arguments and the result are those of ``setitem``.
         """
     )
 

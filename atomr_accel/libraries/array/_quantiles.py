@@ -100,15 +100,10 @@ class Quantiles(Sorting[D]):
     ) -> Request[GpuRef]:
         """Quantiles; as ``numpy.quantile``.
 
-        Args:
-            a: a ref or an expression, of real numbers.
-            q: the quantiles, from 0 to 1; several of them become new first axes of the result.
-            axis: the axes; all by default.
-            out: the buffer for the result.
-            method: NumPy's name of the interpolation between two elements.
-            keepdims: whether these axes stay, with one element.
-            weights: how much each element counts, at least 0, with ``"inverted_cdf"`` alone: of
-                the shape of ``a``, or of that of ``axis``.
+        ``q`` are from 0 to 1; several of them become new first axes of the result. ``method`` is
+        NumPy's name of the interpolation between two elements. ``weights`` say how much each
+        element counts, at least 0, with ``"inverted_cdf"`` alone: of the shape of ``a``, or of that
+        of ``axis``. Other arguments are those of ``median``.
 
         Raises:
             ValueError: no elements, ``q`` out of range, an unknown method, or weights with another

@@ -199,11 +199,7 @@ class ArrayReductions(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Find the index of the largest element, int64; as ``numpy.argmax``.
 
-        Args:
-            a: a ref or an expression.
-            axis: the axis to reduce; all elements count as one row by default.
-            out: the buffer for the result.
-            keepdims: whether the axis stays, with one element.
+        All elements count as one row by default. Arguments are those of ``sum``.
 
         Raises:
             ValueError: no elements.

@@ -81,10 +81,8 @@ class Sorting(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Put the ``kth`` smallest element at its sorted position; as ``numpy.partition``.
 
-        Args:
-            a: as for ``sort``. All elements are sorted.
-            kth: one or several positions.
-            axis: as for ``sort``.
+        ``kth`` is one or several positions. All elements are sorted. Other arguments are those of
+        ``sort``.
         """
         given = self._operand(a, "a")
         flat = flattening(axis, given.shape) if _name == "argpartition" else axis

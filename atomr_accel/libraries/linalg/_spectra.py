@@ -156,12 +156,8 @@ class Spectra(LinalgPart[D]):
 
         Vendor functions, errors and ``algorithm``: those of ``svd``, but none that takes ``k``.
 
-        Args:
-            x: shape (..., m, n).
-            algorithm: the method.
-
         Returns:
-            Shape (..., min(m, n)), real.
+            Shape (..., min(m, n)), real, for matrices (..., m, n).
         """
         if algorithm not in (None, *_EXACT):
             raise ValueError(f"algorithm must be one of {', '.join(_EXACT)}, not {algorithm!r}")
@@ -374,9 +370,6 @@ class Spectra(LinalgPart[D]):
         """Eigenvalues and right eigenvectors of any square matrices; as ``numpy.linalg.eig``.
 
         Vendor function: ``cusolverDnXgeev``, which releases before CUDA 12.8 do not have.
-
-        Args:
-            a: shape (..., n, n).
 
         Returns:
             ``(eigenvalues, eigenvectors)``, always complex: whether all are real only the device

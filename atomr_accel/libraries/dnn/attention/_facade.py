@@ -262,20 +262,11 @@ class DnnFlashAttention(AttentionCalls[D]):
 
         Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
-        Args:
-            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
-            k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of
-                ``kv_heads``.
-            v: values, shape (batch, keys, kv_heads, value_size).
-            scales: float32 buffers of one number each. ``descale_q``, ``descale_k``,
-                ``descale_v`` and ``descale_s`` multiply q, k, v and the rounded
-                probabilities. ``scale_s`` and ``scale_o`` multiply probabilities and the
-                result before they are rounded.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: ``"bshd"``, like these shapes, or ``"bhsd"``: (batch, heads, sequence, size).
-            out: where to put the result, of q's dtype. Made if absent.
-            **options: ``softmax_scale``, ``causal``, ``window`` and ``align``.
+        ``q`` are float8_e4m3fn or float8_e5m2. ``scales`` are float32 buffers of one number each.
+        ``descale_q``, ``descale_k``, ``descale_v`` and ``descale_s`` multiply q, k, v and the
+        rounded probabilities. ``scale_s`` and ``scale_o`` multiply probabilities and the result
+        before they are rounded. Other arguments are those of ``flash_attention``, and options
+        ``softmax_scale``, ``causal``, ``window`` and ``align``.
 
         Returns:
             The result, the logarithms for the backward pass, and the largest magnitudes of

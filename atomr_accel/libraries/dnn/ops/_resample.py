@@ -11,7 +11,7 @@ from ....ops import D, op, op_family, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
-from ..graph.layout import Steps, exact, image, is_last, logical, physical, require_float, steps
+from ..graph.layout import Steps, exact, image, is_last_of, logical, physical, require_float, steps
 
 if TYPE_CHECKING:
     from ....ops import Request
@@ -49,7 +49,7 @@ class ResamplingPart(DnnPart[D]):
         def make() -> GraphCall:
             require_readable(x, memory, "x")
             require_float(x, "x")
-            last = _last(x.shape, layout)
+            last = is_last_of(x.shape, layout)
             builder = Builder()
             source = image(builder, x, last=last)
             y = builder.output(builder.node(op, input=source, **attributes)["y"])
@@ -76,7 +76,7 @@ class ResamplingPart(DnnPart[D]):
         def make() -> GraphCall:
             require_readable(grad, memory, "grad")
             require_float(grad, "grad")
-            last = _last(shape, layout)
+            last = is_last_of(shape, layout)
             if grad.ndim != len(shape):
                 raise ValueError(
                     f"grad must have the shape of the result for images {shape}, not {grad.shape}"
@@ -283,17 +283,7 @@ def _key(op: str, attributes: Attributes, layout: str | None) -> tuple[Any, ...]
     return op, exact(tuple(attributes.values())), layout
 
 
-def _last(shape: tuple[int, ...], layout: str | None) -> bool:
-    """Return whether channels are last."""
-    if len(shape) - 2 not in _SPACES or 0 in shape[1:]:
-        raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, of "
-            f"which only the batch may be 0, not shape {shape}"
-        )
-    return is_last(layout, len(shape))
-
-
 def _space(ref: GpuRef, layout: str | None) -> tuple[int, ...]:
     """The dimensions of space."""
     shape = tuple(getattr(ref, "shape", (1, 1, 1)))
-    return logical(shape, last=_last(shape, layout))[2:]
+    return logical(shape, last=is_last_of(shape, layout))[2:]

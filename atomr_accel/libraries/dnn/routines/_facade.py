@@ -77,11 +77,8 @@ class DnnRoutines(RoutinePart[D]):
 
         Vendor function: ``cudnnSoftmaxBackward``.
 
-        Args:
-            grad: gradient with respect to the result.
-            y: result of ``softmax``.
-            axis: the axis of the forward pass.
-            out: where to put the gradient, ``grad`` itself too. Made if absent.
+        ``grad`` is the gradient with respect to the result ``y``, and ``axis`` that of the forward
+        pass. ``out`` is a buffer for the gradient, ``grad`` itself too.
 
         Returns:
             Shape and dtype of ``y``.

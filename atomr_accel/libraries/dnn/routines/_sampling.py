@@ -74,12 +74,9 @@ class GridSampling(DnnPart[D]):
 
         As ``torch.nn.functional.affine_grid``; see the class.
 
-        Args:
-            theta: matrices, shape (batch, 2, 3) or (batch, 3, 4).
-            size: shape of the samples, (batch, channels, ...space), channels first.
-            align_corners: whether -1 and 1 are the centres of the outermost elements, instead of
-                their outer edges.
-            out: where to put the result. Made if absent.
+        ``theta`` are matrices, shape (batch, 2, 3) or (batch, 3, 4). ``size`` is the shape of the
+        samples, (batch, channels, ...space), channels first. ``align_corners`` is as for
+        ``grid_sample``.
 
         Returns:
             Shape (batch, ...space, dimensions of space); the last dimension comes first.
@@ -344,16 +341,10 @@ class GridSampling(DnnPart[D]):
         As ``torch.nn.functional.max_unpool2d``. If windows overlap, an index may come several
         times. Then one of the elements is there: the last one on the CPU, any of them on CUDA.
 
-        Args:
-            x: elements.
-            indices: int64 of the same shape. One that is out of range is a ``ValueError`` on the
-                CPU; on CUDA its element goes nowhere.
-            window: as ``max_pool_with_indices`` had it.
-            stride: how far it moves; by default its own size.
-            padding: how much was added on both sides.
-            output_size: space of the result; by default the least that has all these windows.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
+        ``indices`` are int64 of the shape of ``x``. One that is out of range is a ``ValueError`` on
+        the CPU; on CUDA its element goes nowhere. ``output_size`` is the space of the result; by
+        default the least that has all these windows. Other arguments are those of
+        ``max_pool_with_indices``.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
