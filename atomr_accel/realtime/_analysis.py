@@ -107,14 +107,8 @@ async def open_frame_analysis(
     and distances by two exact passes. Cells are found by jump flooding: a pixel's cell may be that
     of a component that is only nearly the nearest, for few pixels in a thousand at most.
 
-    Args:
-        device: the device.
-        shape: rows and columns of frames, at most 30000 of each.
-        threshold: pixels above it belong to components.
-        neighbours: 4, or 8 with diagonal ones.
-        seed: unused, since nothing here is random.
-        every: frames from one checkpoint to the next.
-        **place: a place in the tree of actors.
+    Pixels above ``threshold`` belong to components, and ``neighbours`` are 4, or 8 with diagonal
+    ones. Other arguments are those of `open_frame_statistics`.
     """
     analysis = FrameAnalysis(
         device,

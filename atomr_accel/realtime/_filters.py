@@ -58,8 +58,9 @@ class Filters:
     one graph; `open_effect` makes one for the pictures of a video. Brightness has any range unless
     a filter says otherwise.
 
-    Borders have OpenCV's names: ``"constant"``, ``"replicate"``, ``"reflect"``, ``"wrap"`` and
-    ``"reflect_101"``.
+    ``border`` says which values are outside of the image, by OpenCV's names: ``"constant"``,
+    ``"replicate"``, ``"reflect"``, ``"wrap"`` and ``"reflect_101"``. With ``"constant"`` it is
+    ``value``.
 
     Filters raise `TypeError` or `ValueError` in the caller for images of another dtype or number of
     axes, and for sizes and settings out of bounds.
@@ -88,13 +89,7 @@ class Filters:
     ) -> GpuRef:
         """Correlate with ``across`` along rows, then with ``down`` along columns.
 
-        Args:
-            on: a batch or a recording.
-            image: the image.
-            across: float32 weights of one axis; their middle is at the pixel.
-            down: the same for columns.
-            border: values outside of the image.
-            value: brightness outside with ``border="constant"``.
+        Both are float32 weights of one axis, whose middle is at the pixel.
         """
         h, w, c = _sizes(image)
         edge, outside = _edge(border), number(value, "value")
@@ -163,16 +158,10 @@ class Filters:
         border: Border = "reflect_101",
         value: float = 0.0,
     ) -> GpuRef:
-        """Smooth within edges, as ``cv2.bilateralFilter``.
+        """Smooth within edges, as ``cv2.bilateralFilter``: an image of 1 to 4 channels.
 
-        Args:
-            on: a batch or a recording.
-            image: the image, of 1 to 4 channels.
-            diameter: size of the neighbourhood in pixels, odd.
-            colour: standard deviation of brightness.
-            space: standard deviation of the distance in pixels.
-            border: values outside of the image.
-            value: brightness outside with ``border="constant"``.
+        ``diameter`` is the size of the neighbourhood in pixels, odd. ``colour`` and ``space`` are
+        the standard deviations of brightness, and of the distance in pixels.
         """
         h, w, c = _sizes(image)
         if c > 4:
@@ -298,10 +287,8 @@ class Filters:
     def look_up(self, on: Batch | Recording, image: GpuRef, table: GpuRef) -> GpuRef:
         """Replace brightness by a table's entries, as ``cv2.LUT``.
 
-        Args:
-            on: a batch or a recording.
-            image: the image; its values are rounded and limited to 0 to 255.
-            table: float32 of shape (256,), or (256, channels).
+        Values are rounded and limited to 0 to 255. The table is float32 of shape (256,), or
+        (256, channels).
         """
         h, w, c = _sizes(image)
         check_instance("table", table, GpuRef)
@@ -316,12 +303,10 @@ class Filters:
         return made
 
     async def space(self, name: str) -> ColourSpace:
-        """Return a conversion for `convert`.
+        """Return a conversion for `convert`, by OpenCV's formulas for images from 0 to 1.
 
-        Args:
-            name: ``"rgb2gray"``, ``"bgr2gray"``, ``"gray2rgb"``, ``"rgb2bgr"``, ``"rgb2ycrcb"``,
-                ``"ycrcb2rgb"``, ``"rgb2xyz"``, ``"rgb2hsv"`` or ``"hsv2rgb"``, with OpenCV's
-                formulas for float32 images from 0 to 1.
+        Names are ``"rgb2gray"``, ``"bgr2gray"``, ``"gray2rgb"``, ``"rgb2bgr"``, ``"rgb2ycrcb"``,
+        ``"ycrcb2rgb"``, ``"rgb2xyz"``, ``"rgb2hsv"`` and ``"hsv2rgb"``.
         """
         one_of(name, "name", _SPACES)
         matrix = await self.weights(_MIXES[name]) if name in _MIXES else None
@@ -355,12 +340,7 @@ class Filters:
     ) -> GpuRef:
         """Change the size of an image, as ``cv2.resize``.
 
-        Args:
-            on: a batch or a recording.
-            image: the image.
-            height: rows of the result.
-            width: columns of the result.
-            method: ``"area"`` averages and only makes images smaller.
+        The method ``"area"`` averages and only makes images smaller.
 
         Raises:
             Unsupported: ``"area"`` for a larger image.

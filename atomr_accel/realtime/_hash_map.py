@@ -19,7 +19,7 @@ from ._turns import TakesTurns
 from .wire.hash_map import EMPTY, GONE, HASH_MAP
 
 if TYPE_CHECKING:
-    from .. import Batch, GpuRef, Snapshot
+    from .. import GpuRef, Snapshot
 
     Array = np.ndarray[Any, Any]
 
@@ -158,7 +158,7 @@ class HashMap(TakesTurns):
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Make the table, or take it up again after a restart."""
-        self._kernels = await KernelSet.load(self.device, HASH_MAP)
+        self._launch = (await KernelSet.load(self.device, HASH_MAP)).launch
         await super().serve(task_status=task_status)
 
     # --- inside ----------------------------------------------------------------------------
@@ -282,9 +282,6 @@ class HashMap(TakesTurns):
         count = int((await self.device.get(erased))[0])
         self._entries -= count
         return count
-
-    def _launch(self, on: Batch, name: str, n: int, *args: Any) -> None:
-        self._kernels.launch(on, name, n, *args)
 
 
 def _slots_for(entries: int) -> int:

@@ -249,20 +249,9 @@ async def open_balls(
 
     Balls that overlap push each other apart by a spring. Steps too long for the spring are divided.
 
-    Args:
-        device: the device.
-        box: sides of the box, as (x, y) or (x, y, z); its lowest corner is the origin.
-        positions: centres inside of the box, of shape (n, 2) or (n, 3).
-        radius: radius of a ball.
-        velocities: of the same shape; 0 by default.
-        gravity: acceleration against y.
-        wall_loss: share of the speed that a wall takes.
-        stiffness: force of a spring for each length of overlap.
-        damping: force against the speed at which overlapping balls close in.
-        image: rows and columns of the picture.
-        seed: unused, since nothing here is random.
-        every: steps from one checkpoint to the next.
-        **place: a place in the tree of actors.
+    ``radius`` is that of a ball, ``stiffness`` the force of a spring for each length of overlap,
+    and ``damping`` the force against the speed at which overlapping balls close in. Other arguments
+    are those of `open_liquid`.
     """
     names = {
         "gravity": gravity,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
@@ -18,8 +17,6 @@ from .wire.spatial import MOST, SPATIAL
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
-
-T = TypeVar("T")
 
 _MOST_CELLS: Final = 1 << 26
 
@@ -54,7 +51,7 @@ class SpatialIndex:
     def __init__(self, device: Device, points: Array, cell: float, kernels: KernelSet) -> None:
         self.device: Final = device
         self._points: Final = points
-        self._kernels: Final = kernels
+        self._launch: Final = kernels.launch
         low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
         extent = high - low
         axes = points.shape[1]
@@ -93,7 +90,7 @@ class SpatialIndex:
             raise ValueError(f"points must have shape (n, 2) or (n, 3), not {made.shape}")
         side = number(cell, "cell", 0.0)
         index = cls(device, made.copy(), side, await KernelSet.load(device, SPATIAL))
-        await index._again(index._ready)
+        await device.retry(index._ready)
         return index
 
     async def nearest(self, queries: object, k: int = 1) -> tuple[Array, Array]:
@@ -124,7 +121,7 @@ class SpatialIndex:
 
         if not len(asked):
             return np.zeros((0, count)), np.zeros((0, count), np.int32)
-        return await self._again(ask)
+        return await self.device.retry(ask)
 
     async def within(self, queries: object, radius: float) -> tuple[Array, Array]:
         """Find all points within a radius, the radius included.
@@ -158,7 +155,7 @@ class SpatialIndex:
 
         if not len(asked):
             return np.zeros(1, np.int64), np.zeros(0, np.int32)
-        return await self._again(ask)
+        return await self.device.retry(ask)
 
     async def cast(self, origins: object, directions: object, radius: float) -> tuple[Array, Array]:
         """Find the first point that each ray passes at ``radius`` or less.
@@ -190,16 +187,13 @@ class SpatialIndex:
 
         if not len(begin):
             return np.zeros(0), np.zeros(0, np.int32)
-        return await self._again(ask)
+        return await self.device.retry(ask)
 
     def statistics(self) -> SpatialIndexStatistics:
         """Return numbers of the index."""
         return SpatialIndexStatistics(
             len(self._points), self._cells, self.cell, self._builds, self._queries
         )
-
-    async def _again(self, function: Callable[[], Awaitable[T]]) -> T:
-        return await self.device.retry(function)
 
     async def _ready(self) -> None:
         """Make the grid, unless it is there."""
@@ -223,9 +217,6 @@ class SpatialIndex:
     def _grid(self, count: int) -> tuple[Any, ...]:
         self._queries += count
         return (*self._buffers, count, self._points.shape[1])
-
-    def _launch(self, on: Any, name: str, n: int, *args: Any) -> None:
-        self._kernels.launch(on, name, n, *args)
 
     def _asked(self, value: object, name: str) -> Array:
         return array_of(value, name, (None, self._points.shape[1]))

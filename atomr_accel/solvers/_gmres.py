@@ -39,21 +39,9 @@ async def gmres(
     linear systems" (1986), restarted and preconditioned from the right. A basis is made on the
     device, orthogonal by Gram-Schmidt twice; its small least squares problem the program solves.
 
-    Args:
-        device: where ``A`` and ``b`` are.
-        A: any square matrix.
-        b: shape (n,), float32, float64, complex64 or complex128.
-        x0: where to begin; zeros by default. It is not changed.
-        rtol: relative to the norm of ``b``: how small the residual's has to be.
-        atol: the same, absolute.
-        restart: how many vectors a basis has; 20 by default, or n.
-        maxiter: how many bases at most; 10 n by default.
-        M: approximates the inverse of ``A``.
-        callback: a function, called after each basis, with their number and the residual's norm.
-
-    Returns:
-        The solution, and 0. Without convergence, the latest iterate, and ``maxiter``, at least 1:
-        as ``cg``.
+    ``A`` is any square matrix. A basis has ``restart`` vectors, 20 by default, or n. ``maxiter`` is
+    the largest number of bases, 10 n by default, and ``callback`` is called after each, with their
+    number and the residual's norm. Other arguments, and the result, are those of ``cg``.
     """
     given = system(device, A, b, M, callback)
     most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)

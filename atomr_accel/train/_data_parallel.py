@@ -11,12 +11,12 @@ import numpy as np
 import trio
 
 from .._errors import DeviceLost, OutOfMemory, said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..arrays import GpuRef
 from ..device import Device, Snapshot
 from ._optimizers import Optimizer
 from ._schedules import LossScale
-from ._state import ModelLayout, ModelState
+from ._state import ModelLayout, ModelState, taken
 from ._steps import GradientStep
 from ._trainer import (
     FAULTS,
@@ -27,6 +27,7 @@ from ._trainer import (
     checked_ranks,
     cut_rows,
     each_rank,
+    opened,
 )
 from ._trees import optree
 
@@ -43,9 +44,7 @@ class _ModelReplica:
     def valid(self) -> ModelState | None:
         """The model, unless a fault has taken it."""
         state = self.state
-        if state is None or any(each.is_stale for each in state.buffers):
-            return None
-        return state
+        return None if state is None or state.lost else state
 
 
 @final
@@ -78,19 +77,14 @@ class DataParallel(LockstepTrainer):
     async def _read(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:
         state = self._replicas[0].state
         assert state is not None
-        return [await state.device.get(each) for each in state.buffers[:count]], state.step
+        return await state.read(count)
 
     async def _install(self, flats: Sequence[np.ndarray[Any, Any]], step: int) -> None:
         live = [each for each in self._replicas if not each.device.closed]
         if not live:
             raise DeviceLost("all devices of the trainer are lost")
         states = [await ModelState.put(e.device, self._layout, flats, step) for e in live]
-        made = await states[0].device.snapshot(states[0].buffers)
-        try:
-            await made.wait()
-        except BaseException:
-            made.close()
-            raise
+        (made,) = await taken(states[:1])
         self.close()
         self._snapshot = made
         self._replicas = live
@@ -346,9 +340,5 @@ async def open_data_parallel(
     options = TrainerOptions(clip, snapshot_every, digest_every, attempts, loss_scale)
     layout = ModelLayout(params, optimizer)
     trainer = DataParallel(ranks, step, optimizer, layout, options, shards)
-    try:
-        await trainer.begin(params)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, params, place):
+        yield trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -12,6 +12,9 @@ from ..arrays import GpuRef
 from ..arrays.expressions import cast, index
 from ._expressions import unbroadcast
 from ._rules import Applied, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # --- products ---------------------------------------------------------------------------------
 
@@ -122,14 +125,19 @@ _pointwise("silu", "beta")
 _pointwise("leaky_relu", "negative_slope")
 
 
-@rule("dnn.softmax")
-def _softmax(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return {"x": batch.dnn.softmax_grad(grad, call.result, axis=call["axis"])}
+def _of_values(
+    name: str, values: Callable[[Applied], tuple[Any, ...]], *options: str, argument: str = "x"
+) -> None:
+    """Rule of an op by its function ``..._grad``, which takes values of the call, and options."""
+
+    @rule(f"dnn.{name}")
+    def backward(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+        gradient = getattr(batch.dnn, f"{name}_grad")
+        return {argument: gradient(grad, *values(call), **call.options(*options))}
 
 
-@rule("dnn.log_softmax")
-def _log_softmax(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return {"x": batch.dnn.log_softmax_grad(grad, call.result, axis=call["axis"])}
+_of_values("softmax", lambda call: (call.result,), "axis")
+_of_values("log_softmax", lambda call: (call.result,), "axis")
 
 
 @rule("dnn.dropout")
@@ -202,10 +210,10 @@ def _batch_norm(batch: Any, call: Applied, grads: tuple[GpuRef | None, ...]) -> 
     return dict(zip(("x", "weight", "bias"), found, strict=True))
 
 
-@rule("dnn.local_response_norm")
-def _local_response_norm(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    options = call.options("size", "alpha", "beta", "k", "layout")
-    return {"x": batch.dnn.local_response_norm_grad(grad, call.result, call["x"], **options)}
+_of_values(
+    *("local_response_norm", lambda call: (call.result, call["x"])),
+    *("size", "alpha", "beta", "k", "layout"),
+)
 
 
 # --- convolutions and pools ---------------------------------------------------------------------
@@ -236,40 +244,15 @@ def _conv(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
     return made
 
 
-@rule("dnn.max_pool")
-def _max_pool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    options = call.options("window", "stride", "padding", "ceil_mode", "layout")
-    return {"x": batch.dnn.max_pool_grad(grad, call.result, call["x"], **options)}
+_WINDOW: Final = ("window", "stride", "padding", "ceil_mode", "layout")
 
-
-@rule("dnn.avg_pool")
-def _avg_pool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    options = call.options(
-        "window", "stride", "padding", "ceil_mode", "count_include_pad", "layout"
-    )
-    return {"x": batch.dnn.avg_pool_grad(grad, call["x"].shape, **options)}
-
-
-@rule("dnn.adaptive_avg_pool")
-def _adaptive_avg_pool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    shape, layout = call["x"].shape, call["layout"]
-    return {"x": batch.dnn.adaptive_avg_pool_grad(grad, shape, layout=layout)}
-
-
-@rule("dnn.adaptive_max_pool")
-def _adaptive_max_pool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return {"x": batch.dnn.adaptive_max_pool_grad(grad, call["x"], layout=call["layout"])}
-
-
-@rule("dnn.interpolate")
-def _interpolate(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    options = call.options("mode", "align_corners", "layout")
-    return {"x": batch.dnn.interpolate_grad(grad, call["x"].shape, **options)}
-
-
-@rule("dnn.affine_grid")
-def _affine_grid(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return {"theta": batch.dnn.affine_grid_grad(grad, **call.options("align_corners"))}
+_of_values("max_pool", lambda call: (call.result, call["x"]), *_WINDOW)
+_of_values("avg_pool", lambda call: (call["x"].shape,), *_WINDOW, "count_include_pad")
+_of_values("adaptive_avg_pool", lambda call: (call["x"].shape,), "layout")
+_of_values("adaptive_max_pool", lambda call: (call["x"],), "layout")
+_of_values("interpolate", lambda call: (call["x"].shape,), "mode", "align_corners", "layout")
+_of_values("max_unpool", lambda call: (call["indices"],), "layout")
+_of_values("affine_grid", lambda _call: (), "align_corners", argument="theta")
 
 
 @rule("dnn.grid_sample")
@@ -300,13 +283,8 @@ def _fold(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
 
 @rule("dnn.max_pool_with_indices")
 def _indexed_pool(batch: Any, call: Applied, grads: tuple[GpuRef | None, ...]) -> dict[str, Any]:
-    options = call.options("window", "stride", "padding", "ceil_mode", "layout")
+    options = call.options(*_WINDOW)
     return {"x": batch.dnn.max_pool_grad(grads[0], call.result[0], call["x"], **options)}
-
-
-@rule("dnn.max_unpool")
-def _max_unpool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return {"x": batch.dnn.max_unpool_grad(grad, call["indices"], layout=call["layout"])}
 
 
 # --- attention --------------------------------------------------------------------------------

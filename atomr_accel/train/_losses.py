@@ -60,14 +60,7 @@ def mae(x: Any, target: Any, *, reduction: LossReduction = "mean") -> Any:
 def huber(x: Any, target: Any, *, delta: float = 1.0, reduction: LossReduction = "mean") -> Any:
     """Squares of small differences and multiples of large ones, as ``torch``'s ``huber_loss``.
 
-    Args:
-        x: predictions.
-        target: the same shape.
-        delta: the difference where squares end, above 0.
-        reduction: as for `mse`.
-
-    Returns:
-        As `mse`.
+    ``delta`` is the difference where squares end, above 0. Otherwise as `mse`.
     """
     _alike(x, target)
     if not delta > 0:
@@ -89,15 +82,9 @@ def bce_with_logits(
 ) -> Any:
     """Cross-entropy of two classes, as ``torch``'s ``binary_cross_entropy_with_logits``.
 
-    Args:
-        x: scores, before the sigmoid.
-        target: probabilities, the same shape.
-        weight: a factor of each loss, which broadcasts to ``x``; by default 1.
-        pos_weight: a factor of the share of the positive class, which broadcasts to ``x``.
-        reduction: as for `mse`; the mean divides by the number of elements.
-
-    Returns:
-        As `mse`.
+    ``x`` are scores, before the sigmoid, and ``target`` probabilities. ``weight`` is a factor of
+    each loss, which broadcasts to ``x``, and ``pos_weight`` one of the share of the positive class;
+    by default both are 1. The mean divides by the number of elements. Otherwise as `mse`.
     """
     _alike(x, target)
     # log(1 + exp(-x)) in a form that does not overflow.
@@ -118,14 +105,9 @@ def kl_div(
 ) -> Any:
     """Kullback-Leibler divergence, as ``torch.nn.functional.kl_div``.
 
-    Args:
-        x: logarithms of the predicted probabilities.
-        target: probabilities, the same shape.
-        log_target: whether ``target`` has logarithms, too.
-        reduction: as for `mse`, or ``"batchmean"``: the sum divided by the first dimension.
-
-    Returns:
-        As `mse`.
+    ``x`` are logarithms of the predicted probabilities. ``target`` are probabilities, or with
+    ``log_target`` their logarithms. The reduction ``"batchmean"`` is the sum divided by the first
+    dimension. Otherwise as `mse`.
     """
     _alike(x, target)
     if log_target:

@@ -11,12 +11,12 @@ import numpy as np
 import trio
 
 from .._errors import DeviceLost, said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..device import Device, Snapshot
 from ._data import TrainingData
 from ._optimizers import Optimizer
-from ._state import ModelLayout, ModelState
+from ._state import ModelLayout, ModelState, taken
 from ._steps import GradientStep
 from ._trainer import (
     FAULTS,
@@ -26,6 +26,7 @@ from ._trainer import (
     TrainStep,
     checked_ranks,
     cut_rows,
+    opened,
 )
 from ._trees import optree
 
@@ -295,7 +296,7 @@ class ParameterServer(Trainer):
     async def _read(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:
         state = self._state
         assert state is not None
-        return [await state.device.get(each) for each in state.buffers[:count]], state.step
+        return await state.read(count)
 
     def _server(self) -> Device:
         for _, device in self._live:
@@ -305,12 +306,7 @@ class ParameterServer(Trainer):
 
     async def _install(self, flats: Sequence[np.ndarray[Any, Any]], step: int) -> None:
         state = await ModelState.put(self._server(), self._layout, flats, step)
-        made = await state.device.snapshot(state.buffers)
-        try:
-            await made.wait()
-        except BaseException:
-            made.close()
-            raise
+        (made,) = await taken([state])
         self.close()
         self._snapshots.append(made)
         self._state = state
@@ -320,11 +316,7 @@ class ParameterServer(Trainer):
     async def _repair(self) -> None:
         """Go back to the snapshot if the model is lost, and have the steps since made again."""
         state = self._state
-        if (
-            state is not None
-            and not state.device.closed
-            and not any(each.is_stale for each in state.buffers)
-        ):
+        if state is not None and not state.device.closed and not state.lost:
             return
         device = self._server()
         buffers = await device.restore(self._snapshots[-1])
@@ -341,18 +333,13 @@ class ParameterServer(Trainer):
     async def _save_state(self, state: ModelState) -> None:
         older = self._snapshots.pop(0) if len(self._snapshots) == 2 else None
         try:
-            made = await state.device.snapshot(state.buffers)
-            try:
-                await made.wait()
-            except BaseException:
-                made.close()
-                raise
+            made = await taken([state])
         except FAULTS:
             return  # the step was made; the next one finds what is lost
         finally:
             if older is not None:
                 older.close()
-        self._snapshots.append(made)
+        self._snapshots += made
         self._forget(state.step)
 
 
@@ -399,16 +386,10 @@ async def open_parameter_server(
     itself is lost, it goes back to the snapshot in host memory, and batches since then make their
     steps once more. So a fault changes the order of steps, within the same bound of staleness.
 
-    Args:
-        devices: the devices, one or more.
-        step: computes the loss and the gradients of a batch; see `gradient_step`.
-        params: a tree of NumPy arrays of one float dtype.
-        optimizer: what makes the steps.
-        staleness: the largest number of steps between reading parameters and using their gradient.
-        clip: the largest norm of a gradient; larger ones are scaled down.
-        snapshot_every: steps between snapshots in host memory.
-        attempts: how often the gradient of a batch may fail.
-        **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
+    ``step`` computes the loss and the gradients of a batch; see `gradient_step`. ``staleness`` is
+    the largest number of steps between reading parameters and using their gradient, and
+    ``attempts`` says how often the gradient of a batch may fail. Other arguments are those of
+    `open_data_parallel`.
     """
     ranks = checked_ranks(devices, optimizer)
     if not callable(step):
@@ -418,9 +399,5 @@ async def open_parameter_server(
     options = TrainerOptions(clip, snapshot_every, None, attempts)
     layout = ModelLayout(params, optimizer)
     trainer = ParameterServer(ranks, step, optimizer, layout, options, staleness)
-    try:
-        await trainer.begin(params)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, params, place):
+        yield trainer

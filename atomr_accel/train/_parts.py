@@ -13,7 +13,7 @@ import trio
 from .._errors import DeviceLost
 from ..device import Device, Snapshot
 from ._optimizers import Optimizer
-from ._state import ModelLayout, ModelState
+from ._state import ModelLayout, ModelState, taken
 from ._trainer import FAULTS, LockstepTrainer, TrainerOptions, each_rank
 
 
@@ -34,7 +34,7 @@ class ModelPart:
         return (
             state is not None
             and not self.device.closed
-            and not any(each.is_stale for each in state.buffers)
+            and not state.lost
             and step in (None, state.step)
         )
 
@@ -117,7 +117,7 @@ class PartedTrainer(LockstepTrainer):
             )
             for part in self._parts
         ]
-        snapshots = await _taken(made)
+        snapshots = await taken(made)
         self.close()
         self._snapshots.append(snapshots)
         for part, state in zip(self._parts, made, strict=True):
@@ -188,7 +188,7 @@ class PartedTrainer(LockstepTrainer):
                 older = self._snapshots.pop(0) if len(self._snapshots) == 2 else []
                 try:
                     states = [each.state for each in self._parts if each.state is not None]
-                    self._snapshots.append(await _taken(states))
+                    self._snapshots.append(await taken(states))
                 finally:
                     for each in older:
                         each.close()
@@ -199,18 +199,3 @@ class PartedTrainer(LockstepTrainer):
     async def _compare(self, steps: int) -> None:  # noqa: ARG002 (of those that compare)
         """Compare what several parts have; by default they have nothing in common."""
         await trio.lowlevel.checkpoint()
-
-
-async def _taken(states: Sequence[ModelState]) -> list[Snapshot]:
-    """Return complete snapshots of all states."""
-    made: list[Snapshot] = []
-    try:
-        for state in states:
-            made.append(await state.device.snapshot(state.buffers))  # noqa: PERF401 - closed below
-        for each in made:
-            await each.wait()
-    except BaseException:
-        for each in made:
-            each.close()
-        raise
-    return made

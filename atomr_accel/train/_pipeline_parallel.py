@@ -11,7 +11,7 @@ import trio
 
 from .._dtypes import is_float
 from .._errors import said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..arrays import GpuRef
 from ..arrays.expressions import Expression
@@ -21,7 +21,7 @@ from ._parts import ModelPart, PartedTrainer
 from ._schedules import LossScale
 from ._state import ModelLayout
 from ._tape import Tape
-from ._trainer import FAULTS, TrainerOptions, TrainStep, checked_ranks, cut_rows
+from ._trainer import FAULTS, TrainerOptions, TrainStep, checked_ranks, cut_rows, opened
 from ._trees import optree
 from ._values import TapeValue
 
@@ -244,20 +244,12 @@ async def open_pipeline_parallel(
     repeated: with ``snapshot_every=1`` only one. The stages of a device that is lost for good go to
     the others.
 
-    Args:
-        devices: the devices, one or more. Each has stages that follow each other.
-        stages: functions of a tape, the stage's parameters, and what the stage before has returned:
-            one array of floats. The first gets the micro-batch instead. The last gets the
-            micro-batch besides, and returns the loss, a mean over its rows. A single stage gets it
-            twice.
-        params: for each stage a tree of NumPy arrays, all of one float dtype.
-        optimizer: what makes the steps.
-        micro_batches: number of parts of a batch.
-        clip: the largest norm of all gradients; larger ones are scaled down.
-        snapshot_every: steps between snapshots in host memory.
-        attempts: how often a step may fail.
-        loss_scale: as for `open_data_parallel`.
-        **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
+    Each device has stages that follow each other. ``stages`` are functions of a tape, the stage's
+    parameters, and what the stage before has returned: one array of floats. The first gets the
+    micro-batch instead. The last gets the micro-batch besides, and returns the loss, a mean over
+    its rows. A single stage gets it twice. ``params`` are a tree of arrays for each stage, all of
+    one float dtype. ``micro_batches`` is the number of parts of a batch. Other arguments are those
+    of `open_data_parallel`.
     """
     ranks = checked_ranks(devices, optimizer)
     if not stages or len(stages) != len(params):
@@ -274,9 +266,5 @@ async def open_pipeline_parallel(
         [ModelLayout(each, optimizer) for each in whole],
         micro_batches,
     )
-    try:
-        await trainer.begin(whole)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, whole, place):
+        yield trainer

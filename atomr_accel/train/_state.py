@@ -18,7 +18,7 @@ from ._schedules import rate_of
 from ._trees import optree
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ..device import Device, Snapshot
 
 ALIGNED: Final = 64
 """Elements, a multiple of which each parameter begins at. Kernels want 16 bytes at least."""
@@ -171,6 +171,15 @@ class ModelState:
             buffers.append(await device.put(flats[0].astype(layout.dtype)))
         return ModelState(layout, device, buffers, step)
 
+    @property
+    def lost(self) -> bool:
+        """True if a fault has taken it."""
+        return any(each.is_stale for each in self.buffers)
+
+    async def read(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:
+        """Return the first buffers as arrays, and the number of steps."""
+        return [await self.device.get(each) for each in self.buffers[:count]], self.step
+
     async def gathered(self, grads: Any) -> GpuRef:
         """Return a tree of gradients as one flat buffer in the dtype of the masters."""
         leaves, form = optree.tree_flatten(grads)
@@ -262,6 +271,21 @@ class ModelState:
         async with self.device.batch() as batch:
             parts = [batch.get(word_digest(buffer)) for buffer in self.buffers]
         return hash(tuple(int(part.value) for part in parts))
+
+
+async def taken(states: Sequence[ModelState]) -> list[Snapshot]:
+    """Return complete snapshots of all states."""
+    made: list[Snapshot] = []
+    try:
+        for state in states:
+            made.append(await state.device.snapshot(state.buffers))  # noqa: PERF401 - closed below
+        for each in made:
+            await each.wait()
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+    return made
 
 
 def word_digest(buffer: GpuRef) -> Any:

@@ -14,7 +14,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from .._dtypes import is_float
 from .._errors import said_of
-from ..actors import Place, serving
+from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..arrays import GpuRef
 from ..arrays.expressions import Expression
@@ -24,7 +24,15 @@ from ._parts import ModelPart, PartedTrainer
 from ._schedules import LossScale
 from ._state import ModelLayout, word_digest
 from ._tape import Tape
-from ._trainer import FAULTS, ReplicasDiffer, TrainerOptions, TrainStep, checked_ranks, each_rank
+from ._trainer import (
+    FAULTS,
+    ReplicasDiffer,
+    TrainerOptions,
+    TrainStep,
+    checked_ranks,
+    each_rank,
+    opened,
+)
 from ._trees import optree
 from ._values import TapeValue
 
@@ -543,23 +551,16 @@ async def open_tensor_parallel(
     repeated: with ``snapshot_every=1`` only one. The parts of a device that is lost for good go to
     the others.
 
-    Args:
-        devices: the devices, one or more.
-        function: an async function of a `TensorPart`, its parameters and the batch. All parts run
-            it side by side, and it returns the same loss on each.
-        params: a tree of NumPy arrays of one float dtype, the whole ones.
-        optimizer: what makes the steps.
-        split: how the parts have a parameter, from its path in the tree and its shape: the axis
-            that is cut, or None if each part has all of it. ``"summed"`` is for one that each part
-            has, but uses on rows of its own: a norm of a sequence that is cut.
-        parts: number of parts, at least that of the devices; by default the same.
-        clip: the largest norm of all gradients; larger ones are scaled down.
-        snapshot_every: steps between snapshots in host memory.
-        digest_every: steps between comparisons of what all parts have. A part that differs from the
-            majority comes back from the snapshot; see ``statistics().corrupt``.
-        attempts: how often a step may fail.
-        loss_scale: as for `open_data_parallel`.
-        **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
+    ``function`` is an async function of a `TensorPart`, its parameters and the batch. All parts run
+    it side by side, and it returns the same loss on each. ``params`` are the whole ones.
+
+    ``split`` says how the parts have a parameter, from its path in the tree and its shape: the axis
+    that is cut, or None if each part has all of it. ``"summed"`` is for one that each part has, but
+    uses on rows of its own: a norm of a sequence that is cut. ``parts`` is their number, at least
+    that of the devices; by default the same.
+
+    With ``digest_every`` what all parts have is compared, and a part that differs from the majority
+    comes back from the snapshot. Other arguments are those of `open_data_parallel`.
     """
     ranks = checked_ranks(devices, optimizer)
     count = len(devices) if parts is None else parts
@@ -572,9 +573,5 @@ async def open_tensor_parallel(
     splits = _checked_splits(params, split, count)
     layouts = [ModelLayout(each, optimizer) for each in cut_tree(params, splits, count)]
     trainer = TensorParallel(ranks, function, optimizer, layout, options, layouts, splits)
-    try:
-        await trainer.begin(params)
-        async with serving(trainer, **place):
-            yield trainer
-    finally:
-        trainer.close()
+    async with opened(trainer, params, place):
+        yield trainer

@@ -6,7 +6,16 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +24,7 @@ import numpy as np
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
-from ..actors import Service
+from ..actors import Place, Service, serving
 from ..actors.nursery import PlainNursery
 from ..device import Device
 from ._data import TrainingData
@@ -272,6 +281,10 @@ class Trainer(Service, ABC):
     # --- what each trainer does in its own way ----------------------------------------------
 
     @abstractmethod
+    def close(self) -> None:
+        """Free the snapshots."""
+
+    @abstractmethod
     def _ranks(self) -> Sequence[tuple[int, Device]]:
         """Return the ranks that still take part."""
 
@@ -427,6 +440,17 @@ class TrainerOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0, not {self.clip}")
+
+
+@asynccontextmanager
+async def opened(trainer: Trainer, params: Any, place: Place) -> AsyncIterator[None]:
+    """Put the model on all devices, and let the trainer be an actor at a place."""
+    try:
+        await trainer.begin(params)
+        async with serving(trainer, **place):
+            yield
+    finally:
+        trainer.close()
 
 
 def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple[int, Device]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..._calling import clear_calls
 from ..._dtypes import as_dtype
 from ..._other_names import HasOtherNames
+from .promotion import require_castable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from ._numbers import Number
     from .axes import Axis
     from .expression import Expression, Operand, Value
-
-Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+    from .promotion import Casting
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """Implementations of NumPy's functions for refs and expressions; those of ufuncs under
@@ -161,11 +161,7 @@ class Methods(HasOtherNames):
             TypeError: a cast that ``casting`` does not allow.
         """
         wanted = as_dtype(dtype)
-        if not np.can_cast(self.dtype, wanted, casting):
-            raise TypeError(
-                f"Cannot cast array data from {self.dtype!r} to {wanted!r} according to the rule "
-                f"{casting!r}"
-            )
+        require_castable(self.dtype, wanted, casting)
         made: Operand = FUNCTIONS[np.astype](self, wanted)
         return made
 

@@ -227,23 +227,29 @@ def _divided(x: Operand, divisor: Value) -> Operand:
     return cast(ufunc("divide", x, divisor), x.dtype)
 
 
-@_stands_for(np.var)
-def _var(
-    a: Any,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: None = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    correction: float | None = None,
-) -> Operand:
-    x = _operand(a)
-    wanted = _dtype(dtype)
-    made = _squared_spread(x, axis, wanted, ddof if correction is None else correction, where)
-    result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
-    return _squeezed(cast(made, result), axis, keepdims=keepdims)
+def _spread(function: Callable[..., Any], *, root: bool) -> None:
+    @_stands_for(function)
+    def spread(
+        a: Any,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        where: Any = True,
+        correction: float | None = None,
+    ) -> Operand:
+        x = _operand(a)
+        wanted = _dtype(dtype)
+        made = _squared_spread(x, axis, wanted, ddof if correction is None else correction, where)
+        result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
+        made = ufunc("sqrt", made) if root else made
+        return _squeezed(cast(made, result), axis, keepdims=keepdims)
+
+
+_spread(np.var, root=False)
+_spread(np.std, root=True)
 
 
 def _squared_spread(
@@ -267,25 +273,6 @@ def _squared_spread(
     else:
         free = max(float(count.real) - less, 0)
     return _divided(total, free)
-
-
-@_stands_for(np.std)
-def _std(
-    a: Any,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: None = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Any = True,
-    correction: float | None = None,
-) -> Operand:
-    x = _operand(a)
-    wanted = _dtype(dtype)
-    made = _squared_spread(x, axis, wanted, ddof if correction is None else correction, where)
-    result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
-    return _squeezed(cast(ufunc("sqrt", made), result), axis, keepdims=keepdims)
 
 
 @_stands_for(np.linalg.norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Kind = np.dtype[Any] | type
 """A value's kind in NumPy's rules: a dtype, or int, float or complex for Python's numbers."""
+
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 Form = tuple[tuple[int, ...], np.dtype[Any]] | Kind
 """A value's form, which decides a function's result: shape and dtype, or a number's kind."""
@@ -85,6 +87,14 @@ def joint(forms: tuple[Form, ...]) -> tuple[int, ...]:
     except ValueError:
         each = " ".join(str(shape).replace(" ", "") for shape in given)
         raise ValueError(f"operands could not be broadcast together with shapes {each}") from None
+
+
+def require_castable(given: np.dtype[Any], wanted: np.dtype[Any], casting: Casting) -> None:
+    """Refuse a conversion that ``casting`` does not allow, as NumPy does."""
+    if not np.can_cast(given, wanted, casting):
+        raise TypeError(
+            f"Cannot cast array data from {given!r} to {wanted!r} according to the rule {casting!r}"
+        )
 
 
 class Typed(NamedTuple):

@@ -15,7 +15,7 @@ from ...arrays.expressions import Operand, broadcast, cast, constant, index
 from ...arrays.expressions.expression import broadcast_constant, ufunc, where
 from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
-from ...ops import D, Request, Submission, op
+from ...ops import D, Request, Submission, op, op_family
 from .steps import ArrayPart
 
 if TYPE_CHECKING:
@@ -96,13 +96,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make powers with exponents at equal distances; as ``numpy.logspace``.
 
-        Args:
-            start: the first exponent.
-            stop: the last exponent.
-            num: the number of elements.
-            endpoint: whether ``stop`` is among the exponents.
-            base: the base of the powers.
-            dtype: the dtype of the result.
+        ``start`` and ``stop`` are exponents of ``base``. Arguments are those of ``linspace``.
         """
         exponents = _linspace(start, stop, num, endpoint=endpoint, dtype=None)
         powers: Operand = ufunc("power", _number(base, "base"), exponents)
@@ -120,12 +114,8 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make ones on a diagonal; as ``numpy.eye``.
 
-        Args:
-            N: rows.
-            M: columns, by default as many.
-            k: how far above the main diagonal.
-            dtype: the dtype of the result.
-            device: this device's name, or None.
+        Of ``N`` rows and ``M`` columns, by default as many; ``k`` is how far the diagonal is above
+        the main one.
         """
         self._check_device(device)
         row, column = _rows_and_columns(N, M)
@@ -149,34 +139,25 @@ class Creation(ArrayPart[D]):
         row, column = _rows_and_columns(N, M)
         return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
 
-    @op
+    @op_family
     def tril(
-        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
+        self, _name: str, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
         """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
-        Args:
-            m: matrices, of at least two dimensions; a ref or an expression.
-            k: the distance of the diagonal above the main one.
-            out: the buffer for the result; may be ``m``.
+        ``k`` is the distance of the diagonal above the main one. ``out`` may be ``m``.
         """
-        return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
-
-    @op
-    def triu(
-        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
-        return self._evaluated(self._triangle(m, operator.index(k), lower=False), out)
-
-    def _triangle(self, m: Operand, k: int, *, lower: bool) -> Operand:
-        shape = self._operand(m, "m").shape
+        shape, lower, k = self._operand(m, "m").shape, _name == "tril", operator.index(k)
         if len(shape) < 2:
             raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
         row, column = index(shape[-2:], 0), index(shape[-2:], 1)
         offset = _offset(k if lower else k - 1, row)
         inside = row + offset >= column if lower else row + offset < column
-        return where(inside, m, constant(0, m.dtype))
+        return self._evaluated(where(inside, m, constant(0, m.dtype)), out)
+
+    triu: Final = tril.like(
+        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
+    )
 
     @op
     def ones(
@@ -197,11 +178,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make an array of one value; as ``numpy.full``.
 
-        Args:
-            shape: its shape.
-            fill_value: a number.
-            dtype: its dtype; by default that of the number.
-            device: this device's name, or None.
+        ``dtype`` is that of the number by default.
         """
         self._check_device(device)
         value = _number(fill_value, "fill_value")
@@ -220,18 +197,14 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Make an array of one value in the shape of another array; as ``numpy.full_like``.
 
-        Args:
-            a: the other.
-            fill_value: a number.
-            dtype: another dtype.
-            shape: another shape.
-            device: this device's name, or None.
+        ``fill_value`` is a number, and ``dtype`` and ``shape`` are others than those of ``a``.
         """
         return self._alike(a, fill_value, dtype, shape, device)
 
-    @op
+    @op_family
     def zeros_like(
         self,
+        _name: str,
         a: Operand,
         dtype: DTypeLike | None = None,
         *,
@@ -239,19 +212,11 @@ class Creation(ArrayPart[D]):
         device: str | None = None,
     ) -> Request[GpuRef]:
         """Zeros in the shape and dtype of another; as ``numpy.zeros_like``."""
-        return self._alike(a, 0, dtype, shape, device)
+        return self._alike(a, int(_name == "ones_like"), dtype, shape, device)
 
-    @op
-    def ones_like(
-        self,
-        a: Operand,
-        dtype: DTypeLike | None = None,
-        *,
-        shape: Shape | None = None,
-        device: str | None = None,
-    ) -> Request[GpuRef]:
+    ones_like: Final = zeros_like.like(
         """Make ones in the shape and dtype of another array; as ``numpy.ones_like``."""
-        return self._alike(a, 1, dtype, shape, device)
+    )
 
     def _alike(
         self,
@@ -291,9 +256,7 @@ class Creation(ArrayPart[D]):
     def indices(self, dimensions: Shape, dtype: DTypeLike = np.int64) -> Request[GpuRef]:
         """Make each element's indices, along a new first axis; as ``numpy.indices``.
 
-        Args:
-            dimensions: the shape in which the elements have these indices.
-            dtype: the dtype of the result.
+        ``dimensions`` is the shape in which the elements have these indices.
         """
         sizes, kind = as_shape(dimensions), as_dtype(dtype)
         shape = (len(sizes), *sizes)
@@ -344,9 +307,7 @@ class Creation(ArrayPart[D]):
     def diag(self, v: GpuRef, k: SupportsIndex = 0) -> Request[GpuRef]:
         """Make a matrix with a diagonal, or copy a matrix' diagonal; as ``numpy.diag``.
 
-        Args:
-            v: an array of one or two dimensions.
-            k: how far the diagonal is above the main one.
+        ``k`` is how far the diagonal is above the main one.
         """
         ref, offset = self._ref(v, "v"), operator.index(k)
         if ref.ndim not in (1, 2):

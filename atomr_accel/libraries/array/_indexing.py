@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -12,7 +12,7 @@ from ..._dtypes import as_dtype
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, broadcast, cast
 from ...arrays.expressions.expression import where
-from ...ops import D, Request, op, require_readable, require_writable
+from ...ops import D, Request, op, op_family, require_readable, require_writable
 from ._keys import (
     ArrayKey,
     Chosen,
@@ -211,9 +211,10 @@ class Indexing(ArrayPart[D]):
 
         return self._several("getitem", build)
 
-    @op
+    @op_family
     def setitem(
         self,
+        _name: str,
         x: GpuRef,
         key: ArrayKey,
         value: Value,
@@ -236,46 +237,7 @@ class Indexing(ArrayPart[D]):
         Returns:
             ``x``.
         """
-        return self._write("set", x, key, value, mode, deterministic)
-
-    @op
-    def add_at(
-        self,
-        x: GpuRef,
-        key: ArrayKey,
-        value: Value,
-        mode: Mode | None = None,
-        *,
-        deterministic: bool | None = None,
-    ) -> Request[GpuRef]:
-        """Add to chosen elements, once for each time an index has them; as ``numpy.add.at``.
-
-        Each sum is rounded to the dtype of ``x``. If many terms of a 16-bit float go to the same
-        element, add them to a float32 array.
-
-        Args:
-            x: the array to add to.
-            key: as for ``setitem``.
-            value: a number, a ref or an expression to add, as for ``setitem``.
-            mode: the meaning of an index out of bounds; see above.
-            deterministic: whether sums are made in the order of the indices, which takes longer.
-                Otherwise sums of floats may be rounded differently each time. The default is the
-                device's own setting.
-
-        Returns:
-            ``x``.
-        """
-        return self._write("add", x, key, value, mode, deterministic)
-
-    def _write(
-        self,
-        kind: Kind,
-        x: GpuRef,
-        key: ArrayKey,
-        value: Value,
-        mode: Mode | None,
-        deterministic: bool | None,
-    ) -> Request[GpuRef]:
+        kind: Kind = "set" if _name == "setitem" else "add"
         ref, way = self._ref(x), mode_of(mode)
         items = items_of(key, ref)
         ordered = self.home.deterministic if deterministic is None else bool(deterministic)
@@ -310,7 +272,19 @@ class Indexing(ArrayPart[D]):
             )
             return ref
 
-        return self._several({"set": "setitem", "add": "add_at"}.get(kind, kind), build)
+        return self._several(_name, build)
+
+    add_at: Final = setitem.like(
+        """Add to chosen elements, once for each time an index has them; as ``numpy.add.at``.
+
+        Each sum is rounded to the dtype of ``x``. If many terms of a 16-bit float go to the same
+        element, add them to a float32 array.
+
+        With ``deterministic`` sums are made in the order of the indices, which takes longer.
+        Otherwise sums of floats may be rounded differently each time. The default is the device's
+        own setting. Arguments and the result are those of ``setitem``.
+        """
+    )
 
     # --- masks ------------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
 from ...arrays.expressions import Operand, cast
-from ...arrays.expressions.promotion import common
+from ...arrays.expressions.promotion import Casting, common, require_castable
 from ...ops import D, Request, op
 from .steps import ArrayPart, CallSteps, target_of
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ...arrays import GpuRef
     from ...arrays.expressions import Value
-
-Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 
 class Manipulation(ArrayPart[D]):
@@ -51,11 +49,7 @@ class Manipulation(ArrayPart[D]):
         """
         self._check_device(device)
         given, kind = self._operand(x), as_dtype(dtype)
-        if not np.can_cast(given.dtype, kind, casting):
-            raise TypeError(
-                f"Cannot cast array data from {given.dtype!r} to {kind!r} according to the rule "
-                f"'{casting}'"
-            )
+        require_castable(given.dtype, kind, casting)
         if given.dtype is kind:
             return self._several("astype", lambda steps: _same(steps, given, copy=copy))
         return self._evaluated(cast(given, kind))
@@ -64,9 +58,7 @@ class Manipulation(ArrayPart[D]):
     def ascontiguousarray(self, a: Operand, dtype: DTypeLike | None = None) -> Request[GpuRef]:
         """Make an array C-contiguous; as ``numpy.ascontiguousarray``.
 
-        Args:
-            a: a ref or an expression.
-            dtype: the new dtype, if any.
+        ``dtype`` is the new one, if any.
 
         Returns:
             ``a`` itself, if it is C-contiguous already.
@@ -104,11 +96,7 @@ class Manipulation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Limit elements to bounds; as ``numpy.clip``.
 
-        Args:
-            a: a ref or an expression.
-            a_min: the least.
-            a_max: the largest.
-            out: the buffer for the result; may be ``a``.
+        ``out``, a buffer for the result, may be ``a``.
         """
         return self._evaluated(self._made(np.clip, self._operand(a, "a"), a_min, a_max), out)
 
@@ -116,10 +104,8 @@ class Manipulation(ArrayPart[D]):
     def round(self, a: Operand, decimals: int = 0, out: GpuRef | None = None) -> Request[GpuRef]:
         """Round to ``decimals`` digits, halves to even; as ``numpy.round``.
 
-        Args:
-            a: a ref or an expression.
-            decimals: digits after the point; negative numbers are digits before it.
-            out: the buffer for the result; may be ``a``.
+        ``decimals`` are digits after the point; negative numbers are digits before it. ``out``, a
+        buffer for the result, may be ``a``.
 
         Raises:
             ValueError: more than 308 digits.
@@ -182,12 +168,7 @@ class Manipulation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Stack arrays along a new axis; as ``numpy.stack``.
 
-        Args:
-            arrays: refs of one shape.
-            axis: the new one.
-            out: the buffer for the result.
-            dtype: the dtype of the result.
-            casting: the conversions that are allowed.
+        ``axis`` is the new one. Other arguments are those of ``concatenate``, all of one shape.
         """
         refs = self._refs(arrays)
         if not refs:
@@ -227,11 +208,7 @@ class Manipulation(ArrayPart[D]):
         kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
         result = kind if out is None else self._ref(out, "out").dtype
         for ref in refs:
-            if not np.can_cast(ref.dtype, result, casting):
-                raise TypeError(
-                    f"Cannot cast array data from {ref.dtype!r} to {result!r} according to the "
-                    f"rule '{casting}'"
-                )
+            require_castable(ref.dtype, result, casting)
         first = refs[0]
         if axis is None:
             shape: tuple[int, ...] = (sum(ref.size for ref in refs),)
@@ -285,10 +262,7 @@ class Manipulation(ArrayPart[D]):
     ) -> list[GpuRef]:
         """Divide an array into parts, as views; as ``numpy.array_split``. It is not awaited.
 
-        Args:
-            ary: the array to divide.
-            indices_or_sections: the number of parts, or the positions at which they end.
-            axis: the axis to divide.
+        Parts may differ in size by one. Arguments are those of ``split``.
         """
         at = normalize_axis_index(axis, self._ref(ary, "ary").ndim)
         size = ary.shape[at]
@@ -306,9 +280,7 @@ class Manipulation(ArrayPart[D]):
     def flip(self, m: GpuRef, axis: int | tuple[int, ...] | None = None) -> GpuRef:
         """Reverse the order of elements, as a view; as ``numpy.flip``. It is not awaited.
 
-        Args:
-            m: an array.
-            axis: the axis; all by default.
+        All axes are reversed by default.
         """
         ref = self._ref(m, "m")
         axes = range(ref.ndim) if axis is None else normalize_axis_tuple(axis, ref.ndim)
@@ -330,10 +302,7 @@ class Manipulation(ArrayPart[D]):
     def rot90(self, m: GpuRef, k: int = 1, axes: tuple[int, int] = (0, 1)) -> GpuRef:
         """Turned by right angles, as a view; as ``numpy.rot90``. It is not awaited.
 
-        Args:
-            m: an array.
-            k: the number of right angles.
-            axes: from the first towards the second.
+        ``k`` is the number of right angles, from the first of ``axes`` towards the second.
         """
         ref = self._ref(m, "m")
         if len(axes) != 2:

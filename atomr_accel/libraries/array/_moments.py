@@ -12,9 +12,9 @@ from ..._dtypes import as_dtype, is_inexact
 from ...arrays.expressions import Operand, broadcast, cast, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.promotion import common
-from ...ops import D, Request, op, op_like
+from ...ops import D, Request, op
 from ._counting import Counting
-from ._quantiles import Quantiles, between, middle, weights_like
+from ._quantiles import Quantiles, weights_like
 from .steps import CallSteps
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _FLOAT64: Final = as_dtype(np.float64)
 
 
 class Moments(Quantiles[D], Counting[D]):
-    """Weighted means, covariances, and quantiles without NaN."""
+    """Weighted means and covariances."""
 
     @op
     def average(
@@ -168,20 +168,6 @@ class Moments(Quantiles[D], Counting[D]):
             return steps.evaluate(cast((apart @ other) * scale, kind)).squeeze()
 
         return build
-
-    nanmedian: Final = op_like(
-        middle,
-        "nanmedian",
-        """Medians without NaN; as ``numpy.nanmedian``. Arguments and errors are ``median``'s.""",
-    )
-    nanquantile: Final = op_like(
-        between,
-        "nanquantile",
-        """Quantiles without NaN; as ``numpy.nanquantile``; NaN for rows of NaN alone.
-
-        Arguments and errors are those of ``quantile``.
-        """,
-    )
 
 
 def _variables(x: Operand, rowvar: bool) -> Operand:

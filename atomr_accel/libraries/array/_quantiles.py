@@ -13,7 +13,7 @@ from ...arrays.expressions import Operand, broadcast, constant
 from ...arrays.expressions.axes import axes_of
 from ...arrays.expressions.expression import cast, ufunc, where
 from ...arrays.expressions.promotion import FLOAT32
-from ...ops import D, Request, op_like
+from ...ops import D, Request, op_family
 from ._scans import scanned
 from ._sorting import Sorting
 from .choosing import INT64, GatherAxis, choose
@@ -58,42 +58,19 @@ _NUMPY: Final[Any] = np
 _FLOAT64: Final = as_dtype(np.float64)
 
 
-def middle(
-    self: Quantiles[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    out: GpuRef | None = None,
-    *,
-    keepdims: bool = False,
-) -> Request[GpuRef]:
-    """Return medians, without NaN if the name says so."""
-    return self._quantiles(name, a, 0.5, axis, out, "midpoint", keepdims=keepdims)
-
-
-def between(
-    self: Quantiles[Any],
-    name: str,
-    a: Operand,
-    q: float | Sequence[float],
-    axis: Axis = None,
-    out: GpuRef | None = None,
-    *,
-    method: Method = "linear",
-    keepdims: bool = False,
-    weights: Operand | None = None,
-) -> Request[GpuRef]:
-    """Return quantiles or percentiles, without NaN if the name says so."""
-    shares = self._shares(a, q) if name.endswith("percentile") else q
-    return self._quantiles(name, a, shares, axis, out, method, weights, keepdims=keepdims)
-
-
 class Quantiles(Sorting[D]):
-    """Medians, quantiles and percentiles; NaN for rows with a NaN."""
+    """Medians, quantiles and percentiles; NaN for rows with a NaN, or without NaN."""
 
-    median: Final = op_like(
-        middle,
-        "median",
+    @op_family
+    def median(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
         """Medians; as ``numpy.median``.
 
         Args:
@@ -105,33 +82,48 @@ class Quantiles(Sorting[D]):
         Raises:
             ValueError: no elements.
             TypeError, Unsupported: as ``sort``.
-        """,
-    )
-    quantile: Final = op_like(
-        between,
-        "quantile",
+        """
+        return self._quantiles(_name, a, 0.5, axis, out, "midpoint", keepdims=keepdims)
+
+    @op_family
+    def quantile(
+        self,
+        _name: str,
+        a: Operand,
+        q: float | Sequence[float],
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        *,
+        method: Method = "linear",
+        keepdims: bool = False,
+        weights: Operand | None = None,
+    ) -> Request[GpuRef]:
         """Quantiles; as ``numpy.quantile``.
 
-        Args:
-            a: a ref or an expression, of real numbers.
-            q: the quantiles, from 0 to 1; several of them become new first axes of the result.
-            axis: the axes; all by default.
-            out: the buffer for the result.
-            method: NumPy's name of the interpolation between two elements.
-            keepdims: whether these axes stay, with one element.
-            weights: how much each element counts, at least 0, with ``"inverted_cdf"`` alone: of
-                the shape of ``a``, or of that of ``axis``.
+        ``q`` are from 0 to 1; several of them become new first axes of the result. ``method`` is
+        NumPy's name of the interpolation between two elements. ``weights`` say how much each
+        element counts, at least 0, with ``"inverted_cdf"`` alone: of the shape of ``a``, or of that
+        of ``axis``. Other arguments are those of ``median``.
 
         Raises:
             ValueError: no elements, ``q`` out of range, an unknown method, or weights with another
                 method or of another shape.
             TypeError, Unsupported: as ``sort``.
-        """,
+        """
+        shares = self._shares(a, q) if _name.endswith("percentile") else q
+        return self._quantiles(_name, a, shares, axis, out, method, weights, keepdims=keepdims)
+
+    percentile: Final = quantile.like(
+        """Quantiles of hundredths, from 0 to 100; as ``numpy.percentile``, and as ``quantile``."""
     )
-    percentile: Final = op_like(
-        between,
-        "percentile",
-        """Quantiles of hundredths, from 0 to 100; as ``numpy.percentile``, and as ``quantile``.""",
+    nanmedian: Final = median.like(
+        """Medians without NaN; as ``numpy.nanmedian``. Arguments and errors are ``median``'s."""
+    )
+    nanquantile: Final = quantile.like(
+        """Quantiles without NaN; as ``numpy.nanquantile``; NaN for rows of NaN alone.
+
+        Arguments and errors are those of ``quantile``.
+        """
     )
 
     def _shares(self, a: Operand, q: Any) -> Any:

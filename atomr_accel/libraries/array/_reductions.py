@@ -12,7 +12,7 @@ from ...arrays.expressions import Operand, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.expression import where as choose
 from ...arrays.expressions.functions import require_inexact
-from ...ops import D, Request, op, op_like
+from ...ops import D, Request, op, op_family
 from .steps import ArrayPart
 
 if TYPE_CHECKING:
@@ -30,124 +30,6 @@ _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
 
 
-def _added(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-    keepdims: bool = False,
-    initial: Number | None = None,
-    where: Value = True,
-) -> Request[GpuRef]:
-    options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
-    return self._reduced(getattr(_NUMPY, name), a, out, initial=initial, **options)
-
-
-def _extreme(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    out: GpuRef | None = None,
-    keepdims: bool = False,
-    initial: Number | None = None,
-    where: Value = True,
-) -> Request[GpuRef]:
-    options = {"axis": axis, "keepdims": keepdims, "where": where}
-    return self._reduced(getattr(_NUMPY, name), a, out, initial=initial, **options)
-
-
-def _along(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    out: GpuRef | None = None,
-    keepdims: bool = False,
-) -> Request[GpuRef]:
-    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims)
-
-
-def _spread(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    where: Value = True,
-    correction: float | None = None,
-) -> Request[GpuRef]:
-    options = {"dtype": dtype, "ddof": _less(ddof, correction), "keepdims": keepdims}
-    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, where=where, **options)
-
-
-def _tested(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    out: GpuRef | None = None,
-    keepdims: bool = False,
-    *,
-    where: Value = True,
-) -> Request[GpuRef]:
-    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims, where=where)
-
-
-def _position(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: int | None = None,
-    out: GpuRef | None = None,
-    *,
-    keepdims: bool = False,
-) -> Request[GpuRef]:
-    if name.startswith("nan"):
-        name = name.removeprefix("nan")
-        a = instead_of_nan(a, -math.inf if name == "argmax" else math.inf)
-    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims)
-
-
-def _added_without_nan(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-    keepdims: bool = False,
-) -> Request[GpuRef]:
-    options = {"axis": axis, "dtype": dtype, "keepdims": keepdims}
-    if name != "nanmean":
-        return self._reduced(getattr(_NUMPY, name), a, out, **options)
-    require_inexact(self._operand(a), dtype)
-    return self._reduced(np.mean, a, out, where=_not_nan(a), **options)
-
-
-def _spread_without_nan(
-    self: ArrayReductions[Any],
-    name: str,
-    a: Operand,
-    axis: Axis = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    correction: float | None = None,
-) -> Request[GpuRef]:
-    require_inexact(self._operand(a), dtype)
-    given = (a, axis, dtype, out, ddof, keepdims)
-    return _spread(self, name.removeprefix("nan"), *given, where=_not_nan(a), correction=correction)
-
-
 class ArrayReductions(ArrayPart[D]):
     """Sums, extremes and their like along any axes.
 
@@ -161,9 +43,18 @@ class ArrayReductions(ArrayPart[D]):
         given = self._operand(a, "a")
         return self._evaluated(function(given, **options), out)
 
-    sum: Final = op_like(
-        _added,
-        "sum",
+    @op_family
+    def sum(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
         """Add elements; as ``numpy.sum``. Sums of floats of 16 bits or less are made in float32.
 
         Args:
@@ -177,16 +68,25 @@ class ArrayReductions(ArrayPart[D]):
 
         Raises:
             numpy.exceptions.AxisError: no such axis.
-        """,
+        """
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
+        return self._reduced(getattr(_NUMPY, _name), a, out, initial=initial, **options)
+
+    prod: Final = sum.like(  # noqa: A003 - the op above
+        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
     )
-    prod: Final = op_like(
-        _added,
-        "prod",
-        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``.""",
-    )
-    max: Final = op_like(
-        _extreme,
-        "max",
+
+    @op_family
+    def max(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
         """Find the largest elements, or NaN in rows that have one; as ``numpy.max``.
 
         Arguments are those of ``sum``. ``initial`` is a further number that counts in each row;
@@ -194,18 +94,25 @@ class ArrayReductions(ArrayPart[D]):
 
         Raises:
             ValueError: no elements, and no ``initial``.
-        """,
+        """
+        options = {"axis": axis, "keepdims": keepdims, "where": where}
+        return self._reduced(getattr(_NUMPY, _name), a, out, initial=initial, **options)
+
+    min: Final = max.like(  # noqa: A003 - the op above
+        """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``."""
     )
-    min: Final = op_like(
-        _extreme,
-        "min",
-        """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``.""",
-    )
-    ptp: Final = op_like(
-        _along,
-        "ptp",
-        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``.""",
-    )
+
+    @op_family
+    def ptp(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``."""
+        return self._reduced(getattr(_NUMPY, _name), a, out, axis=axis, keepdims=keepdims)
 
     @op
     def mean(
@@ -225,33 +132,52 @@ class ArrayReductions(ArrayPart[D]):
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
         return self._reduced(np.mean, a, out, **options)
 
-    var: Final = op_like(
-        _spread,
-        "var",
+    @op_family
+    def var(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+        correction: float | None = None,
+    ) -> Request[GpuRef]:
         """Compute variances; as ``numpy.var``. Other arguments are those of ``sum``.
 
-        Args:
-            ddof: is subtracted from the number of elements to get the divisor.
-            correction: as ``ddof``.
+        ``ddof``, or ``correction``, is subtracted from the number of elements to get the divisor.
 
         Raises:
             ValueError: both ``ddof`` and ``correction``.
-        """,
+        """
+        options = {"dtype": dtype, "ddof": _less(ddof, correction), "keepdims": keepdims}
+        return self._reduced(getattr(_NUMPY, _name), a, out, axis=axis, where=where, **options)
+
+    std: Final = var.like(
+        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
     )
-    std: Final = op_like(
-        _spread,
-        "std",
-        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``.""",
-    )
-    any: Final = op_like(
-        _tested,
-        "any",
-        """Test whether any element is not zero; as ``numpy.any``. Arguments as for ``sum``.""",
-    )
-    all: Final = op_like(
-        _tested,
-        "all",
-        """Test whether all elements are nonzero; as ``numpy.all``. Arguments as for ``sum``.""",
+
+    @op_family
+    def any(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Test whether any element is not zero; as ``numpy.any``. Arguments as for ``sum``."""
+        return self._reduced(
+            getattr(_NUMPY, _name), a, out, axis=axis, keepdims=keepdims, where=where
+        )
+
+    all: Final = any.like(  # noqa: A003 - the op above
+        """Test whether all elements are nonzero; as ``numpy.all``. Arguments as for ``sum``."""
     )
 
     @op
@@ -261,25 +187,30 @@ class ArrayReductions(ArrayPart[D]):
         """Count the elements that are not zero, as int64; as ``numpy.count_nonzero``."""
         return self._reduced(np.count_nonzero, a, None, axis=axis, keepdims=keepdims)
 
-    argmax: Final = op_like(
-        _position,
-        "argmax",
+    @op_family
+    def argmax(
+        self,
+        _name: str,
+        a: Operand,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
         """Find the index of the largest element, int64; as ``numpy.argmax``.
 
-        Args:
-            a: a ref or an expression.
-            axis: the axis to reduce; all elements count as one row by default.
-            out: the buffer for the result.
-            keepdims: whether the axis stays, with one element.
+        All elements count as one row by default. Arguments are those of ``sum``.
 
         Raises:
             ValueError: no elements.
-        """,
-    )
-    argmin: Final = op_like(
-        _position,
-        "argmin",
-        """Find the index of the smallest element; as ``numpy.argmin``, and as ``argmax``.""",
+        """
+        if _name.startswith("nan"):
+            _name = _name.removeprefix("nan")
+            a = instead_of_nan(a, -math.inf if _name == "argmax" else math.inf)
+        return self._reduced(getattr(_NUMPY, _name), a, out, axis=axis, keepdims=keepdims)
+
+    argmin: Final = argmax.like(
+        """Find the index of the smallest element; as ``numpy.argmin``, and as ``argmax``."""
     )
 
     @op
@@ -306,58 +237,69 @@ class ArrayReductions(ArrayPart[D]):
 
     # --- without NaN ------------------------------------------------------------------------
 
-    nansum: Final = op_like(
-        _added_without_nan,
-        "nansum",
-        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``.""",
+    @op_family
+    def nansum(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``."""
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims}
+        if _name != "nanmean":
+            return self._reduced(getattr(_NUMPY, _name), a, out, **options)
+        require_inexact(self._operand(a), dtype)
+        return self._reduced(np.mean, a, out, where=_not_nan(a), **options)
+
+    nanprod: Final = nansum.like("""Products without NaN; as ``numpy.nanprod``, and as ``sum``.""")
+    nanmax: Final = ptp.like(
+        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``."""
     )
-    nanprod: Final = op_like(
-        _added_without_nan,
-        "nanprod",
-        """Products without NaN; as ``numpy.nanprod``, and as ``sum``.""",
+    nanmin: Final = ptp.like(
+        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``."""
     )
-    nanmax: Final = op_like(
-        _along,
-        "nanmax",
-        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``.""",
+    nanmean: Final = nansum.like(
+        """Compute means without NaN; as ``numpy.nanmean``. Arguments as for ``mean``."""
     )
-    nanmin: Final = op_like(
-        _along,
-        "nanmin",
-        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``.""",
-    )
-    nanmean: Final = op_like(
-        _added_without_nan,
-        "nanmean",
-        """Compute means without NaN; as ``numpy.nanmean``. Arguments as for ``mean``.""",
-    )
-    nanvar: Final = op_like(
-        _spread_without_nan,
-        "nanvar",
+
+    @op_family
+    def nanvar(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Request[GpuRef]:
         """Compute variances without NaN; as ``numpy.nanvar``. Arguments as for ``var``.
 
         If at most ``ddof`` elements of a row count, its variance is infinite, or NaN if all are
         equal, as for ``var``; NumPy's is NaN.
-        """,
+        """
+        require_inexact(self._operand(a), dtype)
+        options = {"dtype": dtype, "ddof": _less(ddof, correction), "keepdims": keepdims}
+        function = getattr(_NUMPY, _name.removeprefix("nan"))
+        return self._reduced(function, a, out, axis=axis, where=_not_nan(a), **options)
+
+    nanstd: Final = nanvar.like(
+        """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``."""
     )
-    nanstd: Final = op_like(
-        _spread_without_nan,
-        "nanstd",
-        """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``.""",
-    )
-    nanargmax: Final = op_like(
-        _position,
-        "nanargmax",
+    nanargmax: Final = argmax.like(
         """Find the index of the largest element except NaN; as ``numpy.nanargmax``.
 
         A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
         are those of ``argmax``.
-        """,
+        """
     )
-    nanargmin: Final = op_like(
-        _position,
-        "nanargmin",
-        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``.""",
+    nanargmin: Final = argmax.like(
+        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
     )
 
 

@@ -139,9 +139,7 @@ class Repeating(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Repeat the array along its axes; as ``numpy.tile``.
 
-        Args:
-            A: an array.
-            reps: how often along each axis.
+        ``reps`` says how often along each axis.
         """
         ref = self._ref(A, "A")
         given = (reps,) if isinstance(reps, SupportsIndex) else tuple(reps)
@@ -173,10 +171,8 @@ class Repeating(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Move elements along axes, from the end to the beginning; as ``numpy.roll``.
 
-        Args:
-            a: an array.
-            shift: by how many places, one number for each axis.
-            axis: the axis; None flattens it meanwhile.
+        ``shift`` says by how many places, one number for each axis; without ``axis`` the array is
+        flattened meanwhile.
         """
         ref = self._ref(a, "a")
         shifts = shift if isinstance(shift, tuple) else (shift,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -11,7 +11,7 @@ from ..._dtypes import NAMES, as_dtype
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
 from ...arrays.expressions.promotion import FLOAT32, reduced
-from ...ops import D, Request, op_like
+from ...ops import D, Request, op_family
 from ._top import FP8, fits
 from .steps import ArrayPart, CallSteps, target_of
 from .wire.indexing import PARTS, SCAN_PART, ScanRows
@@ -30,24 +30,18 @@ _LONGEST: Final = 1 << 22
 """Beyond that by CUB, which reads it once: calls of CUB take the host longer."""
 
 
-def _cumulative(
-    self: Scans[Any],
-    name: str,
-    a: Operand,
-    axis: int | None = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    given = instead_of_nan(a, 0) if name.startswith("nan") else a
-    return self._scan(name, "multiply" if name == "cumprod" else "add", given, axis, dtype, out)
-
-
 class Scans(ArrayPart[D]):
     """Cumulative sums and products, of long rows by CUB."""
 
-    cumsum: Final = op_like(
-        _cumulative,
-        "cumsum",
+    @op_family
+    def cumsum(
+        self,
+        _name: str,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """Add up all elements up to each; as ``numpy.cumsum``.
 
         Sums of floats of 16 bits or less are made in float32. Sums of floats are not made in the
@@ -61,17 +55,17 @@ class Scans(ArrayPart[D]):
 
         Raises:
             Unsupported: a row of more than 2**22 elements, and CUB is not installed.
-        """,
+        """
+        given = instead_of_nan(a, 0) if _name.startswith("nan") else a
+        return self._scan(
+            _name, "multiply" if _name == "cumprod" else "add", given, axis, dtype, out
+        )
+
+    cumprod: Final = cumsum.like(
+        """Products of all elements up to each; as ``numpy.cumprod``, and as ``cumsum``."""
     )
-    cumprod: Final = op_like(
-        _cumulative,
-        "cumprod",
-        """Products of all elements up to each; as ``numpy.cumprod``, and as ``cumsum``.""",
-    )
-    nancumsum: Final = op_like(
-        _cumulative,
-        "nancumsum",
-        """Add up all elements up to each, NaN as 0; as ``numpy.nancumsum``, and as ``cumsum``.""",
+    nancumsum: Final = cumsum.like(
+        """Add up all elements up to each, NaN as 0; as ``numpy.nancumsum``, and as ``cumsum``."""
     )
 
     def _scan(

@@ -17,7 +17,7 @@ from ...arrays.expressions.expression import ufunc, where
 from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
-from ...ops import D, Request, op
+from ...ops import D, Request, op, op_family
 from ._keys import taken
 from ._top import FP8, fits, ranks, top
 from .choosing import INT64
@@ -39,9 +39,10 @@ class Sorting(ArrayPart[D]):
     are sorted as segments, which recordings cannot have.
     """
 
-    @op
+    @op_family
     def sort(
         self,
+        _name: str,
         a: Operand,
         axis: int | None = -1,
         kind: SortKind | None = None,
@@ -65,54 +66,32 @@ class Sorting(ArrayPart[D]):
                 more than 2048 elements, CUB is not installed.
         """
         _require_kind(kind, stable)
-        return self._sorted("sort", a, axis, descending, out, order=False)
+        return self._sorted(_name, a, axis, descending, out)
 
-    @op
-    def argsort(
-        self,
-        a: Operand,
-        axis: int | None = -1,
-        kind: SortKind | None = None,
-        *,
-        stable: bool | None = None,
-        descending: bool = False,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    argsort: Final = sort.like(
         """Return the indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
 
-        Args:
-            a: as for ``sort``.
-            axis: as for ``sort``.
-            kind: as for ``sort``.
-            stable: as for ``sort``.
-            descending: as for ``sort``.
-            out: the buffer for the result.
+        Arguments and errors are those of ``sort``.
         """
-        _require_kind(kind, stable)
-        return self._sorted("argsort", a, axis, descending, out, order=True)
+    )
 
-    @op
+    @op_family
     def partition(
-        self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
+        self, _name: str, a: Operand, kth: int | Sequence[int], axis: int | None = -1
     ) -> Request[GpuRef]:
         """Put the ``kth`` smallest element at its sorted position; as ``numpy.partition``.
 
-        Args:
-            a: as for ``sort``. All elements are sorted.
-            kth: one or several positions.
-            axis: as for ``sort``.
+        ``kth`` is one or several positions. All elements are sorted. Other arguments are those of
+        ``sort``.
         """
-        _require_kth(self._operand(a, "a"), kth, axis)
-        return self._sorted("partition", a, axis, False, None, order=False)
-
-    @op
-    def argpartition(
-        self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
-    ) -> Request[GpuRef]:
-        """Return the indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
         given = self._operand(a, "a")
-        _require_kth(given, kth, flattening(axis, given.shape))
-        return self._sorted("argpartition", a, axis, False, None, order=True)
+        flat = flattening(axis, given.shape) if _name == "argpartition" else axis
+        _require_kth(given, kth, flat)
+        return self._sorted(_name, a, axis, False, None)
+
+    argpartition: Final = partition.like(
+        """Return the indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
+    )
 
     @op
     def topk(
@@ -170,10 +149,8 @@ class Sorting(ArrayPart[D]):
         axis: int | None,
         descending: bool,
         out: GpuRef | None,
-        *,
-        order: bool,
     ) -> Request[GpuRef]:
-        given = self._operand(a, "a")
+        given, order = self._operand(a, "a"), name.startswith("arg")
         shape = given.shape
         axis = flattening(axis, shape) if order else axis
         if axis is not None:

@@ -15,7 +15,7 @@ from ...arrays.expressions import Operand, broadcast, cast, constant, index
 from ...arrays.expressions.expression import ufunc, where
 from ...arrays.expressions.promotion import common
 from ...ops import ARRAY_LANE as ARRAY
-from ...ops import Awaited, D, op
+from ...ops import Awaited, D, op, op_family
 from ..array.choosing import read_number
 from ._functions import MatrixFunctions, is_spectral
 from ._spectra import inverted_above, rcond_of, threshold
@@ -331,8 +331,13 @@ class DerivedFunctions(MatrixFunctions[D]):
 
         return self._calls("pinvh", build, ARRAY)
 
-    @op
-    def null_space(self, A: Operand, rcond: float | None = None) -> Request[GpuRef]:  # noqa: N803
+    @op_family
+    def null_space(
+        self,
+        _name: str,
+        A: Operand,  # noqa: N803 - SciPy's name
+        rcond: float | None = None,
+    ) -> Request[GpuRef]:
         """Orthonormal columns that ``A`` maps to zero; as ``scipy.linalg.null_space``, by ``svd``.
 
         Args:
@@ -346,10 +351,28 @@ class DerivedFunctions(MatrixFunctions[D]):
         Raises:
             Unsupported: in a batch or a recording, because the device decides the shape.
         """
-        return self._spanned("null_space", A, rcond, left=False)
+        left = _name == "orth"
+        if len(self._operand(A, "A").shape) != 2:
+            raise np.linalg.LinAlgError(f"A must be one matrix, not shape {A.shape}")
 
-    @op
-    def orth(self, A: Operand, rcond: float | None = None) -> Request[GpuRef]:  # noqa: N803
+        def build(steps: LinalgSteps) -> GpuRef:
+            if steps.preparer.home.call_mode is not Awaited:
+                raise Unsupported(
+                    f"linalg.{_name} asks the device for the rank, so a batch or a recording "
+                    "cannot have it; await it before"
+                )
+            small = rcond_of(steps.stack(A), rcond)
+            found: Any = steps.preparer.perform(self._own.svd(A, not left))
+            u, s, vh = found
+            rank = 0
+            if s.size:
+                far = cast(s > s.max() * small, INT64)
+                rank = steps.preparer.perform(read_number(self._cub, far.sum(), _name)) or 0
+            return steps.fresh(u[:, :rank] if left else steps.ref(steps.adjoint(vh[rank:])))
+
+        return self._calls(_name, build, ARRAY)
+
+    orth: Final = null_space.like(
         """Orthonormal columns that span those of ``A``; as ``scipy.linalg.orth``, by ``svd``.
 
         Arguments and errors are those of ``null_space``.
@@ -357,30 +380,7 @@ class DerivedFunctions(MatrixFunctions[D]):
         Returns:
             Shape (m, rank).
         """
-        return self._spanned("orth", A, rcond, left=True)
-
-    def _spanned(
-        self, name: str, a: Operand, rcond: float | None, *, left: bool
-    ) -> Request[GpuRef]:
-        if len(self._operand(a, "A").shape) != 2:
-            raise np.linalg.LinAlgError(f"A must be one matrix, not shape {a.shape}")
-
-        def build(steps: LinalgSteps) -> GpuRef:
-            if steps.preparer.home.call_mode is not Awaited:
-                raise Unsupported(
-                    f"linalg.{name} asks the device for the rank, so a batch or a recording cannot "
-                    "have it; await it before"
-                )
-            small = rcond_of(steps.stack(a), rcond)
-            found: Any = steps.preparer.perform(self._own.svd(a, not left))
-            u, s, vh = found
-            rank = 0
-            if s.size:
-                far = cast(s > s.max() * small, INT64)
-                rank = steps.preparer.perform(read_number(self._cub, far.sum(), name)) or 0
-            return steps.fresh(u[:, :rank] if left else steps.ref(steps.adjoint(vh[rank:])))
-
-        return self._calls(name, build, ARRAY)
+    )
 
     # --- SciPy's special matrices --------------------------------------------------------------
 

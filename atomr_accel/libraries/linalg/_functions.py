@@ -48,10 +48,7 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
 
     @op
     def det(self, a: Operand) -> Request[GpuRef]:
-        """Determinants, by ``lu_factor``; as ``numpy.linalg.det``.
-
-        Args:
-            a: shape (..., n, n).
+        """Determinants of matrices (..., n, n), by ``lu_factor``; as ``numpy.linalg.det``.
 
         Returns:
             Shape (...).
@@ -73,9 +70,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
     @op
     def slogdet(self, a: Operand) -> Request[tuple[GpuRef, GpuRef]]:
         """Sign and logarithm of determinants, by ``lu_factor``; as ``numpy.linalg.slogdet``.
-
-        Args:
-            a: shape (..., n, n).
 
         Returns:
             ``(sign, logabsdet)`` of shape (...); 0 and minus infinity for singular matrices.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
+from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast, constant
 from ...arrays.expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
-from ...ops import D, op
+from ...ops import D, op, op_family
 from ...wire.options import real, whole
 from ._polar import Scaled, scaled
 from ._steps import COMPLEX_OF, INT64, LANE, LinalgPart, LinalgSteps, SolverStack, real_of
@@ -19,7 +20,6 @@ from ._systems import precision_of
 from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
-    from ...arrays import GpuRef
     from ...ops import Request
     from ._systems import Refine
 
@@ -156,12 +156,8 @@ class Spectra(LinalgPart[D]):
 
         Vendor functions, errors and ``algorithm``: those of ``svd``, but none that takes ``k``.
 
-        Args:
-            x: shape (..., m, n).
-            algorithm: the method.
-
         Returns:
-            Shape (..., min(m, n)), real.
+            Shape (..., min(m, n)), real, for matrices (..., m, n).
         """
         if algorithm not in (None, *_EXACT):
             raise ValueError(f"algorithm must be one of {', '.join(_EXACT)}, not {algorithm!r}")
@@ -279,9 +275,10 @@ class Spectra(LinalgPart[D]):
 
     # --- eigenvalues ------------------------------------------------------------------------
 
-    @op
+    @op_family
     def eigh(
         self,
+        _name: str,
         a: Operand,
         b: Operand | None = None,
         *,
@@ -310,35 +307,21 @@ class Spectra(LinalgPart[D]):
         Returns:
             ``(eigenvalues, eigenvectors)``, ascending. NaN for matrices that did not converge.
         """
+        vectors, subset = _name == "eigh", subset_by_index
 
-        def build(steps: LinalgSteps) -> Eigen:
-            return Eigen(
-                *self._eigh(steps, a, b, lower, type, subset_by_index, algorithm, vectors=True)
-            )
+        def build(steps: LinalgSteps) -> Any:
+            made = self._eigh(steps, a, b, lower, type, subset, algorithm, vectors=vectors)
+            return Eigen(*made) if vectors else made[0]
 
-        return self._calls("eigh", build)
+        return self._calls(_name, build)
 
-    @op
-    def eigvalsh(
-        self,
-        a: Operand,
-        b: Operand | None = None,
-        *,
-        lower: bool = True,
-        type: Literal[1, 2, 3] = 1,  # noqa: A002
-        subset_by_index: tuple[int, int] | None = None,
-        algorithm: EighAlgorithm | None = None,
-    ) -> Request[GpuRef]:
+    eigvalsh: Final = eigh.like(
         """Eigenvalues of Hermitian matrices, ascending; as ``numpy.linalg.eigvalsh``.
 
         Vendor functions, arguments and errors: those of ``eigh``.
-        """
-
-        def build(steps: LinalgSteps) -> GpuRef:
-            made = self._eigh(steps, a, b, lower, type, subset_by_index, algorithm, vectors=False)
-            return made[0]
-
-        return self._calls("eigvalsh", build)
+        """,
+        returns=GpuRef,
+    )
 
     def _eigh(
         self,
@@ -387,9 +370,6 @@ class Spectra(LinalgPart[D]):
         """Eigenvalues and right eigenvectors of any square matrices; as ``numpy.linalg.eig``.
 
         Vendor function: ``cusolverDnXgeev``, which releases before CUDA 12.8 do not have.
-
-        Args:
-            a: shape (..., n, n).
 
         Returns:
             ``(eigenvalues, eigenvectors)``, always complex: whether all are real only the device

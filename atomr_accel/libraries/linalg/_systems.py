@@ -103,13 +103,10 @@ class Systems(LinalgPart[D]):
 
     @op
     def inv(self, a: Operand) -> Request[GpuRef]:
-        """Inverses; as ``numpy.linalg.inv``.
+        """Inverses of matrices (..., n, n); as ``numpy.linalg.inv``.
 
         Vendor functions: those of ``solve``, which is faster and more accurate than to multiply
         with an inverse.
-
-        Args:
-            a: shape (..., n, n).
 
         Returns:
             Of the same shape. NaN for matrices that are singular.
@@ -184,11 +181,8 @@ class Systems(LinalgPart[D]):
     def cho_solve(self, c_and_lower: tuple[Operand, bool], b: Operand) -> Request[GpuRef]:
         """The x of ``a @ x = b``, with what ``cholesky`` gave for a; as ``scipy.linalg.cho_solve``.
 
-        Vendor functions: those of ``solve_triangular``.
-
-        Args:
-            c_and_lower: the factor, of shape (..., n, n), and whether it is the lower one.
-            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
+        Vendor functions: those of ``solve_triangular``. ``c_and_lower`` are the factor, of shape
+        (..., n, n), and whether it is the lower one. ``b`` is as for ``solve``.
 
         Returns:
             Of b's shape, broadcast.
@@ -214,12 +208,8 @@ class Systems(LinalgPart[D]):
         """The x of ``op(a) @ x = b``, with what ``lu_factor`` gave for a.
 
         As ``scipy.linalg.lu_solve``. Vendor functions: ``cusolverDnXgetrs``, for stacks of small
-        matrices ``cublas<t>getrsBatched``.
-
-        Args:
-            lu_and_piv: the factors, of shape (..., n, n), and the exchanged rows, from 0 to n - 1.
-            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
-            trans: 1 (``"T"``) for the transpose of a, 2 (``"C"``) for its conjugate.
+        matrices ``cublas<t>getrsBatched``. ``lu_and_piv`` are the factors, of shape (..., n, n),
+        and the exchanged rows, from 0 to n - 1. Other arguments are those of ``solve_triangular``.
 
         Returns:
             Of b's shape, broadcast. NaN for matrices whose ``piv`` has rows that are not there.

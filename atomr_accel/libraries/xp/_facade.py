@@ -14,7 +14,7 @@ from ..._errors import Unsupported, said_of
 from ...arrays import GpuRef, as_shape
 from ...arrays.expressions import Operand, Value
 from ...arrays.expressions.expression import broadcast_constant
-from ...ops import AsRequests, Awaited, Collected, D, Request, op, op_like
+from ...ops import AsRequests, Awaited, Collected, D, Request, op, op_family
 from ..array.facade import ArrayFunctions
 from ._elementwise import StandardElementwise
 from .dtypes import Flag, NamespaceInfo, StandardDtypes
@@ -30,39 +30,6 @@ if TYPE_CHECKING:
 
 _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
-
-
-def _cumulative(
-    self: ArrayApi[Any],
-    name: str,
-    x: Operand,
-    /,
-    *,
-    axis: int | None = None,
-    dtype: DTypeLike | None = None,
-    include_initial: bool = False,
-) -> Request[GpuRef]:
-    given = self._operand(x)
-    shape = given.shape
-    if axis is None and len(shape) != 1:
-        raise ValueError(f"axis must be given for {len(shape)} dimensions")
-    at = normalize_axis_index(axis or 0, len(shape))
-    sums = name == "cumulative_sum"
-    scan: Any = self._steps.cumsum if sums else self._steps.cumprod
-    request: Request[GpuRef] = scan(given, at, dtype)
-    if not include_initial:
-        return request
-
-    def build(steps: CallSteps) -> GpuRef:
-        rest = steps.do(request)
-        made = steps.output((*shape[:at], shape[at] + 1, *shape[at + 1 :]), rest.dtype)
-        key = (slice(None),) * at
-        start = made[(*key, slice(1))]
-        steps.evaluate(broadcast_constant(start.shape, rest.dtype, 0 if sums else 1), start)
-        steps.assign((rest, made[(*key, slice(1, None))]))
-        return made
-
-    return self._several(name, build)
 
 
 @final
@@ -241,23 +208,50 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
 
     # --- sums up to each ----------------------------------------------------------------------
 
-    cumulative_sum: Final = op_like(
-        _cumulative,
-        "cumulative_sum",
+    @op_family
+    def cumulative_sum(
+        self,
+        _name: str,
+        x: Operand,
+        /,
+        *,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        include_initial: bool = False,
+    ) -> Request[GpuRef]:
         """Add up all elements up to each, with ``include_initial`` from 0 on.
 
         Raises:
             ValueError: no axis, and not one dimension.
-        """,
-    )
-    cumulative_prod: Final = op_like(
-        _cumulative,
-        "cumulative_prod",
+        """
+        given = self._operand(x)
+        shape = given.shape
+        if axis is None and len(shape) != 1:
+            raise ValueError(f"axis must be given for {len(shape)} dimensions")
+        at = normalize_axis_index(axis or 0, len(shape))
+        sums = _name == "cumulative_sum"
+        scan: Any = self._steps.cumsum if sums else self._steps.cumprod
+        request: Request[GpuRef] = scan(given, at, dtype)
+        if not include_initial:
+            return request
+
+        def build(steps: CallSteps) -> GpuRef:
+            rest = steps.do(request)
+            made = steps.output((*shape[:at], shape[at] + 1, *shape[at + 1 :]), rest.dtype)
+            key = (slice(None),) * at
+            start = made[(*key, slice(1))]
+            steps.evaluate(broadcast_constant(start.shape, rest.dtype, 0 if sums else 1), start)
+            steps.assign((rest, made[(*key, slice(1, None))]))
+            return made
+
+        return self._several(_name, build)
+
+    cumulative_prod: Final = cumulative_sum.like(
         """Multiply all elements up to each, with ``include_initial`` from 1 on.
 
         Raises:
             ValueError: no axis, and not one dimension.
-        """,
+        """
     )
 
     # --- shapes -----------------------------------------------------------------------------

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Unpack
 
-from ....ops import D, op
+from ....arrays import GpuRef
+from ....ops import D, op, op_family
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from .call import FP8, AttentionCall
 from .checked import BACKWARD, SEQUENCES, AttentionCalls, forward
 from .options import AttentionOptions, checked
 
 if TYPE_CHECKING:
-    from ....arrays import GpuRef
     from ....ops import Request
 
 _NOT_FP8: Final = ("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset")
@@ -40,9 +40,10 @@ class DnnFlashAttention(AttentionCalls[D]):
         OutOfMemory: there is not enough memory for the results.
     """
 
-    @op
+    @op_family
     def flash_attention(
         self,
+        _name: str,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -71,33 +72,19 @@ class DnnFlashAttention(AttentionCalls[D]):
         Returns:
             Shape (batch, queries, heads, value_size).
         """
-        lengths = (seqlens_q, seqlens_k)
+        lengths, lse = (seqlens_q, seqlens_k), _name.endswith("lse")
         return self._attend(
-            self._dense_work("flash_attention", q, k, v, lengths, options, layout=layout, out=out)
+            self._dense_work(_name, q, k, v, lengths, options, layout=layout, out=out, lse=lse)
         )
 
-    @op
-    def flash_attention_with_lse(
-        self,
-        q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        *,
-        seqlens_q: GpuRef | None = None,
-        seqlens_k: GpuRef | None = None,
-        layout: str = "bshd",
-        out: GpuRef | None = None,
-        **options: Unpack[AttentionOptions],
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    flash_attention_with_lse: Final = flash_attention.like(
         """``flash_attention`` with the logarithms that its gradient needs.
 
         Returns:
             The result, and logarithms of shape (batch, heads, queries).
-        """
-        name, lengths = "flash_attention_with_lse", (seqlens_q, seqlens_k)
-        return self._attend(
-            self._dense_work(name, q, k, v, lengths, options, layout=layout, out=out, lse=True)
-        )
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     @op
     def flash_attention_grad(
@@ -117,20 +104,9 @@ class DnnFlashAttention(AttentionCalls[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention_with_lse``, called with the same options.
 
-        Vendor function: the frontend's ``sdpa_backward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            q: queries.
-            k: keys.
-            v: values.
-            out: result of ``flash_attention_with_lse``.
-            lse: the logarithms that came with it.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: as in the forward pass.
-            grads: where to put the gradients with respect to q, k and v.
-            **options: see ``AttentionOptions``.
+        Vendor function: the frontend's ``sdpa_backward``. ``out`` and ``lse`` are the result of
+        ``flash_attention_with_lse`` and the logarithms that came with it. Other arguments are those
+        of the forward pass.
 
         Returns:
             The gradients with respect to q, k and v; then to ``bias`` and to ``sink`` if these
@@ -142,9 +118,10 @@ class DnnFlashAttention(AttentionCalls[D]):
             self._dense_grad_work(name, given, lengths, options, layout=layout, grads=grads)
         )
 
-    @op
+    @op_family
     def flash_attention_varlen(
         self,
+        _name: str,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -179,32 +156,17 @@ class DnnFlashAttention(AttentionCalls[D]):
             Shape (total_q, heads, value_size).
         """
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        name, given = "flash_attention_varlen", (q, k, v, lists, longest, block_table)
-        return self._attend(self._ragged_work(name, *given, options, out=out))
+        given, lse = (q, k, v, lists, longest, block_table), _name.endswith("lse")
+        return self._attend(self._ragged_work(_name, *given, options, out=out, lse=lse))
 
-    @op
-    def flash_attention_varlen_with_lse(
-        self,
-        q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        cu_seqlens_q: GpuRef,
-        cu_seqlens_k: GpuRef,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        *,
-        block_table: GpuRef | None = None,
-        out: GpuRef | None = None,
-        **options: Unpack[AttentionOptions],
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    flash_attention_varlen_with_lse: Final = flash_attention_varlen.like(
         """``flash_attention_varlen`` with the logarithms that its gradient needs.
 
         Returns:
             The result, and logarithms of shape (total_q, heads).
-        """
-        lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        name, given = "flash_attention_varlen_with_lse", (q, k, v, lists, longest, block_table)
-        return self._attend(self._ragged_work(name, *given, options, out=out, lse=True))
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     @op
     def flash_attention_varlen_grad(
@@ -300,20 +262,11 @@ class DnnFlashAttention(AttentionCalls[D]):
 
         Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
-        Args:
-            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
-            k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of
-                ``kv_heads``.
-            v: values, shape (batch, keys, kv_heads, value_size).
-            scales: float32 buffers of one number each. ``descale_q``, ``descale_k``,
-                ``descale_v`` and ``descale_s`` multiply q, k, v and the rounded
-                probabilities. ``scale_s`` and ``scale_o`` multiply probabilities and the
-                result before they are rounded.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: ``"bshd"``, like these shapes, or ``"bhsd"``: (batch, heads, sequence, size).
-            out: where to put the result, of q's dtype. Made if absent.
-            **options: ``softmax_scale``, ``causal``, ``window`` and ``align``.
+        ``q`` are float8_e4m3fn or float8_e5m2. ``scales`` are float32 buffers of one number each.
+        ``descale_q``, ``descale_k``, ``descale_v`` and ``descale_s`` multiply q, k, v and the
+        rounded probabilities. ``scale_s`` and ``scale_o`` multiply probabilities and the result
+        before they are rounded. Other arguments are those of ``flash_attention``, and options
+        ``softmax_scale``, ``causal``, ``window`` and ``align``.
 
         Returns:
             The result, the logarithms for the backward pass, and the largest magnitudes of
@@ -357,22 +310,11 @@ class DnnFlashAttention(AttentionCalls[D]):
         """The gradients of ``flash_attention_fp8``, in fp8.
 
         Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
-
-        Args:
-            grad: gradient with respect to the result, of q's dtype.
-            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
-            k: keys, shape (batch, keys, kv_heads, size).
-            v: values, shape (batch, keys, kv_heads, value_size).
-            out: result of ``flash_attention_fp8``.
-            lse: the logarithms that it gave.
-            scales: float32 buffers of one number each: ``descale_`` of q, k, v, o, dO, s
-                (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK
-                and dV.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
-            **options: ``softmax_scale``, ``causal``, ``window``, ``align`` and
-                ``deterministic``.
+        ``out`` and ``lse`` are the result of ``flash_attention_fp8`` and its logarithms; ``grad``
+        has q's dtype. ``scales`` are float32 buffers of one number each: ``descale_`` of q, k, v,
+        o, dO, s (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK and
+        dV. Other arguments are those of ``flash_attention_fp8``, and options ``deterministic``,
+        too.
 
         Returns:
             The gradients by q, k and v, and the largest magnitudes of these and of the

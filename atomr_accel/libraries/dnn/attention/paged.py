@@ -16,6 +16,7 @@ import numpy as np
 
 from ...._dtypes import as_dtype
 from ...._errors import GpuRefStale, OutOfMemory, Unsupported
+from ....arrays import GpuRef
 from ....ops import (
     Collected,
     D,
@@ -23,6 +24,7 @@ from ....ops import (
     Request,
     Submission,
     op,
+    op_family,
     require_no_alias,
     require_readable,
     require_writable,
@@ -54,7 +56,6 @@ from .sequences import CacheGrowth, HeldPage, KVCacheStatistics, PagedSequence
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ....arrays import GpuRef
     from ....memory import Rows
     from ....ops import DeviceView, Preparer
     from ..graph._run import DnnPlanCache
@@ -361,9 +362,10 @@ class PagedKVCache(AttentionPart[D]):
 
         return Request(LANE, "dnn.kv_append", prepare)
 
-    @op
+    @op_family
     def attend(
         self,
+        _name: str,
         q: GpuRef,
         sequences: Sequence[int],
         k: GpuRef | None = None,
@@ -389,42 +391,7 @@ class PagedKVCache(AttentionPart[D]):
         Returns:
             Shape (sequences, queries, heads, value_size).
         """
-        return self._attend_to("attend", q, sequences, k, v, layer, out, options, lse=False)
-
-    @op
-    def attend_with_lse(
-        self,
-        q: GpuRef,
-        sequences: Sequence[int],
-        k: GpuRef | None = None,
-        v: GpuRef | None = None,
-        *,
-        layer: int = 0,
-        out: GpuRef | None = None,
-        **options: Unpack[AttentionOptions],
-    ) -> Request[tuple[GpuRef, GpuRef]]:
-        """``attend`` with the logarithms of the sums of exponentials of scores.
-
-        Returns:
-            The result, and float32 (sequences, heads, queries).
-        """
-        name = "attend_with_lse"
-        return self._attend_to(name, q, sequences, k, v, layer, out, options, lse=True)
-
-    def _attend_to(
-        self,
-        name: str,
-        q: GpuRef,
-        sequences: Sequence[int],
-        k: GpuRef | None,
-        v: GpuRef | None,
-        layer: int,
-        out: GpuRef | None,
-        options: Any,
-        *,
-        lse: bool,
-    ) -> Request[Any]:
-        chosen = checked(name, options, without=NOT_CACHED)
+        chosen = checked(_name, options, without=NOT_CACHED)
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
         memory = self.home.memory
@@ -450,7 +417,7 @@ class PagedKVCache(AttentionPart[D]):
             spec = spec._replace(scale=chosen.scale(spec.size))
             call.spec = mask_of(spec, chosen, same=False, bounded=False)
             shape = (*q.shape[:3], self.v.shape[-1])
-            return forward(call, shape, lse=lse)
+            return forward(call, shape, lse=_name == "attend_with_lse")
 
         def sent() -> None:
             for growth, rows in growing:
@@ -470,6 +437,15 @@ class PagedKVCache(AttentionPart[D]):
         called = {**ARGUMENTS, **CACHES}
         work = AttentionWork("dnn.kv_attend", None, reads, (out,), make, chosen.autotune, called)
         return self._attend(work, sent=sent)
+
+    attend_with_lse: Final = attend.like(
+        """``attend`` with the logarithms of the sums of exponentials of scores.
+
+        Returns:
+            The result, and float32 (sequences, heads, queries).
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> AttentionCall:
         if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):

@@ -638,14 +638,19 @@ def _check(
         block = require_writable(out, memory, output.name)
         if block.offset % call.alignment:
             raise _misaligned(block, output.name)
-        if out.shape != shape or out.dtype is not dtype:
-            raise (ValueError if out.shape != shape else TypeError)(
-                f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
-                f"{dtype.name} of shape {shape}"
-            )
+        require_result(out, shape, dtype, output.name)
         written.append((output.name, out))
     in_place = [(each.name, each.name) for each in call.outputs if each.in_place]
     require_no_alias(op, written, read, in_place=in_place)
+
+
+def require_result(out: GpuRef, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    """Check that a buffer has the shape and the dtype of a result."""
+    if out.shape != shape or out.dtype is not dtype:
+        raise (ValueError if out.shape != shape else TypeError)(
+            f"{name} is {out.dtype.name} of shape {out.shape}, but the result is "
+            f"{dtype.name} of shape {shape}"
+        )
 
 
 def _misaligned(block: Block, name: str) -> ValueError:

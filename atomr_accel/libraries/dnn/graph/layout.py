@@ -19,6 +19,7 @@ Pair = tuple[int, int]
 Padding = int | str | Sequence[int | Pair]
 Steps = int | Sequence[int]
 
+_RANKS: Final = range(3, 6)
 _LAYOUTS: Final = {
     "NCW": (3, False),
     "NWC": (3, True),
@@ -55,6 +56,16 @@ def exact(values: tuple[Any, ...]) -> tuple[Any, ...]:
             [exact(tuple(each)) if kind in (tuple, list) else each for each, kind in nested]
         )
     return values, kinds
+
+
+def is_last_of(shape: Sequence[int], layout: str | None) -> bool:
+    """Return whether channels are last, after a check that a shape is one of images."""
+    if len(shape) not in _RANKS or 0 in shape[1:]:
+        raise ValueError(
+            f"x must have a batch, channels and one to three dimensions of space, of "
+            f"which only the batch may be 0, not shape {shape}"
+        )
+    return is_last(layout, len(shape))
 
 
 def is_last(layout: str | None, ndim: int) -> bool:

@@ -193,12 +193,14 @@ _BINARY: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-def _unary(function: Callable[..., Any]) -> Any:
+def _of_inputs(function: Callable[..., Any]) -> Any:
+    """Return the operation that is a function of its inputs, in their order, and attributes."""
+
     def compute(
         inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del outputs
-        return {"y": function(inputs["input"], **attributes)}
+        return {"y": function(*inputs.values(), **attributes)}
 
     return compute
 
@@ -212,31 +214,6 @@ def _slope(function: Callable[..., Any]) -> Any:
         return {"y": loss * function(inputs["input"], **attributes).astype(loss.dtype)}
 
     return compute
-
-
-def _relu_gradient(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
-) -> dict[str, Array]:
-    del outputs
-    return {"y": _relu_backward(inputs["loss"], inputs["input"], **attributes)}
-
-
-def _binary(function: Callable[[Any, Any], Any]) -> Any:
-    def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
-    ) -> dict[str, Array]:
-        del attributes, outputs
-        first, second = inputs.values()
-        return {"y": function(first, second)}
-
-    return compute
-
-
-def _select(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
-) -> dict[str, Array]:
-    del attributes, outputs
-    return {"y": np.where(inputs["mask"] != 0, inputs["input0"], inputs["input1"])}
 
 
 def _gen_index(
@@ -290,11 +267,10 @@ def _genstats(
 
 
 FUNCTIONS: Final[dict[str, Any]] = {
-    **{op: _unary(function) for op, function in _UNARY.items()},
+    **{op: _of_inputs(function) for op, function in (*_UNARY.items(), *_BINARY.items())},
     **{op: _slope(function) for op, function in _SLOPES.items()},
-    **{op: _binary(function) for op, function in _BINARY.items()},
-    "relu_backward": _relu_gradient,
-    "binary_select": _select,
+    "relu_backward": _of_inputs(_relu_backward),
+    "binary_select": _of_inputs(lambda x, y, mask: np.where(mask != 0, x, y)),
     "gen_index": _gen_index,
     "matmul": _matmul,
     "reduction": _reduction,

@@ -28,6 +28,16 @@ def wide(array: Array) -> Array:
     return array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
 
 
+def view_of(
+    context: CpuContext, address: int, tensor: DnnTensor, dtype: str | None = None
+) -> Array:
+    """Return the memory of a tensor, or of one like it with another dtype."""
+    kind = DTYPES[dtype or tensor.dtype]
+    memory = context.bytes_at(address, tensor.extent * kind.itemsize)
+    strides = [stride * kind.itemsize for stride in tensor.strides]
+    return np.ndarray(tensor.shape, kind, memory, strides=strides)
+
+
 def _log_softmax(x: Array, axis: int) -> Array:
     """Return the logarithm of ``softmax``: NaN for rows with infinity, unlike SciPy's -inf."""
     with np.errstate(all="ignore"):
@@ -48,12 +58,6 @@ class CpuRoutines:
             Normalize: self._normalize,
         }
 
-    def _view(self, address: int, tensor: DnnTensor) -> Array:
-        dtype = DTYPES[tensor.dtype]
-        memory = self._context.bytes_at(address, tensor.extent * dtype.itemsize)
-        strides = [stride * dtype.itemsize for stride in tensor.strides]
-        return np.ndarray(tensor.shape, dtype, memory, strides=strides)
-
     # --- pooling --------------------------------------------------------------------------
 
     def _pool(self, message: Pool) -> None:
@@ -62,13 +66,15 @@ class CpuRoutines:
         dims = len(message.window)
         space = message.x_tensor.shape[2:]
         if not message.dx:
-            x = wide(self._view(message.x, message.x_tensor))
+            x = wide(view_of(self._context, message.x, message.x_tensor))
             windows = _windows(_padded(x, message, 0.0 if average else -np.inf), message)
             axes = tuple(range(-dims, 0))
             y = windows.sum(axes) / _counts(message, space) if average else windows.max(axes)
-            self._view(message.y, message.y_tensor)[...] = y.astype(DTYPES[message.y_tensor.dtype])
+            view_of(self._context, message.y, message.y_tensor)[...] = y.astype(
+                DTYPES[message.y_tensor.dtype]
+            )
             return
-        dy = wide(self._view(message.dy, message.y_tensor))
+        dy = wide(view_of(self._context, message.dy, message.y_tensor))
         shape = [size + 2 * padding for size, padding in zip(space, message.padding, strict=True)]
         gradient = np.zeros((*dy.shape[:2], *shape), dy.dtype)
         if average:
@@ -76,7 +82,7 @@ class CpuRoutines:
             for tap in _taps(message, dy.shape[2:]):
                 gradient[tap] += share
         else:
-            x = _padded(wide(self._view(message.x, message.x_tensor)), message, -np.inf)
+            x = _padded(wide(view_of(self._context, message.x, message.x_tensor)), message, -np.inf)
             y = _windows(x, message).max(tuple(range(-dims, 0)))
             open_ = np.ones(y.shape, bool)  # only the first of equal ones, or of NaN, counts
             for tap in _taps(message, dy.shape[2:]):
@@ -90,7 +96,7 @@ class CpuRoutines:
                 for size, padding in zip(space, message.padding, strict=True)
             ),
         )
-        dx = self._view(message.dx, message.x_tensor)
+        dx = view_of(self._context, message.dx, message.x_tensor)
         dx[...] = gradient[inside].astype(dx.dtype)
 
     # --- softmax --------------------------------------------------------------------------
@@ -116,18 +122,18 @@ class CpuRoutines:
 
     def _normalize(self, message: Normalize) -> None:
         self._context.check()
-        x = wide(self._view(message.x, message.tensor))
+        x = wide(view_of(self._context, message.x, message.tensor))
         share = message.alpha / message.size
         base = message.k + share * _neighbours(x * x, message.size)
         if not message.dx:
-            y = self._view(message.y, message.tensor)
+            y = view_of(self._context, message.y, message.tensor)
             y[...] = (x * base**-message.beta).astype(y.dtype)
             return
-        dy = wide(self._view(message.dy, message.tensor))
+        dy = wide(view_of(self._context, message.dy, message.tensor))
         # What a channel gave to the sums of others: the window the other way round.
         others = _neighbours(dy * x * base ** (-message.beta - 1), message.size, mirrored=True)
         dx = dy * base**-message.beta - 2 * share * message.beta * x * others
-        target = self._view(message.dx, message.tensor)
+        target = view_of(self._context, message.dx, message.tensor)
         target[...] = dx.astype(target.dtype)
 
 

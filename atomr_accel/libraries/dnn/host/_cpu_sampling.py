@@ -11,13 +11,12 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....executors.indices import require_within
 from ..wire._sampling_messages import AffineGrid, MoveWindows, SampleGrid
-from ._cpu_routines import wide
+from ._cpu_routines import view_of, wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ....backends.cpu.host.context import CpuContext
-    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -50,12 +49,6 @@ class CpuSampling:
             MoveWindows: self._windows,
         }
 
-    def _view(self, address: int, tensor: DnnTensor, dtype: str | None = None) -> Array:
-        kind = DTYPES[dtype or tensor.dtype]
-        memory = self._context.bytes_at(address, tensor.extent * kind.itemsize)
-        strides = [stride * kind.itemsize for stride in tensor.strides]
-        return np.ndarray(tensor.shape, kind, memory, strides=strides)
-
     def _affine(self, message: AffineGrid) -> None:
         self._context.check()
         read, dtype, dims = self._context.array, DTYPES[message.dtype], len(message.places)
@@ -76,8 +69,8 @@ class CpuSampling:
         image, result = message.image, message.result
         (batch, channels, *space), places = image.shape, result.shape[2:]
         dtype, dims, count = DTYPES[image.dtype], len(space), math.prod(places)
-        x = self._view(message.x, image)
-        y = self._view(message.y, result)
+        x = view_of(self._context, message.x, image)
+        y = view_of(self._context, message.y, result)
         grid = wide(self._context.array(message.grid, (batch, count, dims), dtype))
         with np.errstate(all="ignore"):
             spots = [
@@ -112,12 +105,12 @@ class CpuSampling:
     def _windows(self, message: MoveWindows) -> None:
         self._context.check()
         kind = message.kind
-        x = self._view(message.x, message.image)
-        y = self._view(message.y, message.result)
+        x = view_of(self._context, message.x, message.image)
+        y = view_of(self._context, message.y, message.result)
         if kind in ("unfold", "fold"):
             self._columns(message, x, y)
             return
-        indices = self._view(message.indices, message.result, "int64")
+        indices = view_of(self._context, message.indices, message.result, "int64")
         if kind == "pool":
             y[...], indices[...] = _largest(message, x)
             return

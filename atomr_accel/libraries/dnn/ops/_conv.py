@@ -23,7 +23,7 @@ from ..graph.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ....arrays import GpuRef
     from ....ops import Request
@@ -111,18 +111,12 @@ class DnnConvolutions(DnnPart[D]):
             _check_groups(groups, image_.shape[1], weight.shape[1])
             y = builder.node("conv_fprop", image=image_, weight=weight, **window)["y"]
             ids = [image_.id, weight.id]
-            if bias is not None:
-                _check_bias(bias, x, y.shape[1])
-                shift = per_channel(builder, bias, len(x.shape), last=last)
-                y = builder.node("add", a=y, b=shift)["y"]
-                ids.append(shift.id)
+            y = _shifted(builder, y, bias, x, ids, last=last)
             if node is not None:
                 y = builder.node(node, input=y)["y"]
             return self._made(builder, ids, y, x, last, allow_tf32)
 
-        given = [(x, "x"), (w, "w")]
-        if bias is not None:
-            given.append((bias, "bias"))
+        given = {"x": x, "w": w, "bias": bias}
         options = (stride, padding, dilation, groups, node)
         choices = (allow_tf32, autotune)
         return self._conv("conv", given, options, layout, out, make, *choices)
@@ -146,22 +140,11 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
 
-        Vendor operation: ``conv_dgrad``.
-
-        Args:
-            x: images (N, C, ...), or (N, ..., C).
-            w: filters (C, K / groups, ...), or (C, ..., K / groups).
-            bias: (K,).
-            stride: steps between the images of neighbouring inputs.
-            padding: elements cut off around the result: a number; a number or a pair (before,
-                after) for each dimension; ``"valid"`` for none.
-            output_padding: additional elements behind the result, fewer than ``stride``.
-            dilation: steps between the taps of a filter.
-            groups: number of groups that channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            allow_tf32: see the class.
-            autotune: see the class.
-            out: where the result goes.
+        Vendor operation: ``conv_dgrad``. Filters ``w`` have shape (C, K / groups, ...), or
+        (C, ..., K / groups). ``stride`` is the steps between the images of neighbouring inputs, and
+        ``padding`` counts the elements that are cut off around the result; ``"valid"`` is for none.
+        ``output_padding`` is additional elements behind the result, fewer than ``stride``. Other
+        arguments are those of ``conv``.
 
         Returns:
             (N, K, ...) or (N, ..., K). The size of a dimension is
@@ -198,16 +181,10 @@ class DnnConvolutions(DnnPart[D]):
                 raise ValueError(f"conv_transpose: the result would have shape {shape}")
             y = builder.node("conv_dgrad", loss=loss, filter=weight, shape=shape, **window)["dx"]
             ids = [loss.id, weight.id]
-            if bias is not None:
-                _check_bias(bias, x, shape[1])
-                shift = per_channel(builder, bias, len(x.shape), last=last)
-                y = builder.node("add", a=y, b=shift)["y"]
-                ids.append(shift.id)
+            y = _shifted(builder, y, bias, x, ids, last=last)
             return self._made(builder, ids, y, x, last, allow_tf32)
 
-        given = [(x, "x"), (w, "w")]
-        if bias is not None:
-            given.append((bias, "bias"))
+        given = {"x": x, "w": w, "bias": bias}
         options = (stride, padding, output_padding, dilation, groups)
         choices = (allow_tf32, autotune)
         return self._conv("conv_transpose", given, options, layout, out, make, *choices)
@@ -247,7 +224,7 @@ class DnnConvolutions(DnnPart[D]):
             dx = builder.node("conv_dgrad", loss=loss, filter=weight, shape=whole, **window)
             return self._made(builder, [loss.id, weight.id], dx["dx"], grad, last, allow_tf32)
 
-        given = [(grad, "grad"), (w, "w")]
+        given = {"grad": grad, "w": w}
         options = (sizes, stride, padding, dilation, groups)
         choices = (allow_tf32, autotune)
         return self._conv("conv_input_grad", given, options, layout, out, make, *choices)
@@ -287,7 +264,7 @@ class DnnConvolutions(DnnPart[D]):
             dw = builder.node("conv_wgrad", image=image_, loss=loss, shape=whole, **window)
             return self._made(builder, [loss.id, image_.id], dw["dw"], x, last, allow_tf32)
 
-        given = [(grad, "grad"), (x, "x")]
+        given = {"grad": grad, "x": x}
         options = (sizes, stride, padding, dilation, groups)
         choices = (allow_tf32, autotune)
         return self._conv("conv_weight_grad", given, options, layout, out, make, *choices)
@@ -298,12 +275,8 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its bias: the sum over images and space.
 
+        Arguments are those of ``conv``, and ``grad`` is the gradient with respect to its result.
         Vendor operation: ``reduction``.
-
-        Args:
-            grad: the gradient with respect to the result of ``conv``.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            out: where the result goes.
 
         Returns:
             (K,), float32, or float64 for float64.
@@ -318,12 +291,12 @@ class DnnConvolutions(DnnPart[D]):
             graph = EncodedGraph(builder.finish())
             return _ConvolutionGraph(graph, (loss.id,), total.id, (loss.shape[1],))
 
-        return self._conv("conv_bias_grad", [(grad, "grad")], (), layout, out, make)
+        return self._conv("conv_bias_grad", {"grad": grad}, (), layout, out, make)
 
     def _conv(
         self,
         name: str,
-        given: list[tuple[GpuRef, str]],
+        arguments: Mapping[str, GpuRef | None],
         options: tuple[Any, ...],
         layout: str | None,
         out: GpuRef | None,
@@ -333,22 +306,22 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Return the request for a convolution, whose graph is made for each new signature."""
         memory, tf32 = self.home.memory, flag(allow_tf32, "allow_tf32")
+        given = {called: ref for called, ref in arguments.items() if ref is not None}
 
         def check() -> GraphCall:
-            x, first = given[0]
-            for ref, called in given:
+            first = next(iter(given))
+            x = given[first]
+            for called, ref in given.items():
                 require_readable(ref, memory, called)
-            for ref, called in given:
+            for called, ref in given.items():
                 require_float(ref, called)
                 require_dtype(ref, x.dtype, called, first)
             made = make(is_last(layout, len(x.shape)))
-            names = [called for _, called in given]
-            reads = zip(made.inputs, names, strict=True)
+            reads = zip(made.inputs, given, strict=True)
             return GraphCall(made.graph, reads, (RunOutput(made.output, made.shape),))
 
         key = (name, exact(options), layout, tf32)
-        refs = [ref for ref, _ in given]
-        return self._request(f"dnn.{name}", key, refs, (out,), check, tune=autotune)
+        return self._request(f"dnn.{name}", key, [*given.values()], (out,), check, tune=autotune)
 
     def _made(
         self,
@@ -398,9 +371,18 @@ def _check_groups(groups: int, channels: int, per_group: int) -> None:
         )
 
 
-def _check_bias(bias: GpuRef, x: GpuRef, channels: int) -> None:
+def _shifted(
+    builder: Builder, y: Symbol, bias: GpuRef | None, x: GpuRef, ids: list[int], *, last: bool
+) -> Symbol:
+    """Add a bias to each channel, if there is one, and its id to those of the inputs."""
+    if bias is None:
+        return y
+    channels = y.shape[1]
     if bias.shape != (channels,):
         raise ValueError(
             f"bias must have {channels} elements, one for each channel, not shape {bias.shape}"
         )
     require_dtype(bias, x.dtype, "bias", "x")
+    shift = per_channel(builder, bias, len(x.shape), last=last)
+    ids.append(shift.id)
+    return builder.node("add", a=y, b=shift)["y"]

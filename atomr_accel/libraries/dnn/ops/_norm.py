@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ....ops import D, op
+from ....arrays import GpuRef
+from ....ops import D, op, op_family
 from ....wire.options import real, whole
 from ..graph._builder import Builder
 from ..graph.layout import per_channel
@@ -22,7 +23,6 @@ from ._norm_graphs import (
 )
 
 if TYPE_CHECKING:
-    from ....arrays import GpuRef
     from ....ops import Request
 
 _RUNNING: Final = {3: "running_mean", 4: "running_var"}
@@ -177,9 +177,10 @@ class Normalizations(NormalizationPart[D]):
             return self._norm(key, given, scalars, make, layout, outs, _RUNNING)
         return self._norm(key, given, scalars, make, layout, (out,))
 
-    @op
+    @op_family
     def batch_norm_grad(
         self,
+        _name: str,
         grad: GpuRef,
         x: GpuRef,
         weight: GpuRef,
@@ -203,16 +204,13 @@ class Normalizations(NormalizationPart[D]):
         Returns:
             The gradients with respect to ``x``, ``weight`` and ``bias``.
         """
-
-        def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            return (image_[1],), (1, image_[1], *(1 for _ in image_[2:]))
-
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        return self._per_channel_grad("batchnorm", given, shapes, layout)
+        return self._per_channel_grad(_name, given, layout)
 
-    @op
+    @op_family
     def instance_norm(
         self,
+        _name: str,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef,
@@ -225,51 +223,28 @@ class Normalizations(NormalizationPart[D]):
 
         Arguments and result are those of ``batch_norm``. Vendor operation: ``instancenorm``.
         """
-        return self._per_channel("instancenorm", x, weight, bias, False, eps, layout, out)
+        return self._per_channel(_name, x, weight, bias, eps, layout, out)
 
-    @op
-    def instance_norm_train(
-        self,
-        x: GpuRef,
-        weight: GpuRef,
-        bias: GpuRef,
-        *,
-        eps: float = 1e-5,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+    instance_norm_train: Final = instance_norm.like(
         """``instance_norm`` with the statistics that its gradient takes.
 
         Returns:
             The result, the mean and the inverse standard deviation, both (N, C).
-        """
-        return self._per_channel("instancenorm", x, weight, bias, True, eps, layout, out)
+        """,
+        returns=tuple[GpuRef, GpuRef, GpuRef],
+    )
 
-    @op
-    def instance_norm_grad(
-        self,
-        grad: GpuRef,
-        x: GpuRef,
-        weight: GpuRef,
-        mean: GpuRef,
-        inv_variance: GpuRef,
-        *,
-        layout: str | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+    instance_norm_grad: Final = batch_norm_grad.like(
         """The gradients of ``instance_norm``; arguments and results as ``batch_norm_grad``.
 
         Vendor operation: ``instancenorm_backward``.
         """
+    )
 
-        def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            return image_[:2], (*image_[:2], *(1 for _ in image_[2:]))
-
-        given = _backward_given(grad, x, weight, mean, inv_variance)
-        return self._per_channel_grad("instancenorm", given, shapes, layout)
-
-    @op
+    @op_family
     def group_norm(
         self,
+        _name: str,
         x: GpuRef,
         num_groups: int,
         weight: GpuRef,
@@ -285,31 +260,16 @@ class Normalizations(NormalizationPart[D]):
         channels. cuDNN has no group norm; on CUDA this is a kernel of this package.
         """
         groups = whole(num_groups, "num_groups", 1)
-        return self._per_channel(
-            "groupnorm", x, weight, bias, False, eps, layout, out, groups=groups
-        )
+        return self._per_channel(_name, x, weight, bias, eps, layout, out, groups=groups)
 
-    @op
-    def group_norm_train(
-        self,
-        x: GpuRef,
-        num_groups: int,
-        weight: GpuRef,
-        bias: GpuRef,
-        *,
-        eps: float = 1e-5,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+    group_norm_train: Final = group_norm.like(
         """``group_norm`` with the statistics that its gradient takes.
 
         Returns:
             The result, the mean and the inverse standard deviation, both (N, num_groups).
-        """
-        groups = whole(num_groups, "num_groups", 1)
-        return self._per_channel(
-            "groupnorm", x, weight, bias, True, eps, layout, out, groups=groups
-        )
+        """,
+        returns=tuple[GpuRef, GpuRef, GpuRef],
+    )
 
     @op
     def group_norm_grad(
@@ -325,17 +285,13 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``group_norm``; arguments and results as ``batch_norm_grad``."""
         groups = whole(num_groups, "num_groups", 1)
-
-        def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            kept = (image_[0], groups)
-            return kept, (*kept, *(1 for _ in image_[2:]))
-
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        return self._per_channel_grad("groupnorm", given, shapes, layout, groups=groups)
+        return self._per_channel_grad("group_norm_grad", given, layout, groups=groups)
 
-    @op
+    @op_family
     def layer_norm(
         self,
+        _name: str,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef,
@@ -359,26 +315,17 @@ class Normalizations(NormalizationPart[D]):
             The result, of the shape and dtype of ``x``.
         """
         given = {"x": x, "weight": weight, "bias": bias}
-        return self._rows("layernorm", given, eps, out, training=False)
+        return self._rows(_name, given, eps, out)
 
-    @op
-    def layer_norm_train(
-        self,
-        x: GpuRef,
-        weight: GpuRef,
-        bias: GpuRef,
-        *,
-        eps: float = 1e-5,
-        out: GpuRef | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+    layer_norm_train: Final = layer_norm.like(
         """``layer_norm`` with the statistics that its gradient takes.
 
         Returns:
             The result, the mean and the inverse standard deviation, both of the leading
             dimensions of ``x``.
-        """
-        given = {"x": x, "weight": weight, "bias": bias}
-        return self._rows("layernorm", given, eps, out, training=True)
+        """,
+        returns=tuple[GpuRef, GpuRef, GpuRef],
+    )
 
     @op
     def layer_norm_grad(
@@ -391,9 +338,10 @@ class Normalizations(NormalizationPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
 
-    @op
+    @op_family
     def rms_norm(
         self,
+        _name: str,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef | None = None,
@@ -403,39 +351,20 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[GpuRef]:
         """Divide by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
-        Vendor operation: ``rmsnorm``.
-
-        Args:
-            x: ``(..., *weight.shape)``.
-            weight: the factor of the quotients. Its shape determines the dimensions over which
-                the mean is taken.
-            bias: the term that is added; of the shape of ``weight``.
-            eps: added to the mean square.
-            out: where the result goes.
-
-        Returns:
-            The result, of the shape and dtype of ``x``.
+        ``eps`` is added to the mean square. Other arguments and the result are those of
+        ``layer_norm``. Vendor operation: ``rmsnorm``.
         """
         given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
-        return self._rows("rmsnorm", given, eps, out, training=False)
+        return self._rows(_name, given, eps, out)
 
-    @op
-    def rms_norm_train(
-        self,
-        x: GpuRef,
-        weight: GpuRef,
-        bias: GpuRef | None = None,
-        *,
-        eps: float = 1e-6,
-        out: GpuRef | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    rms_norm_train: Final = rms_norm.like(
         """``rms_norm`` with the statistics that its gradient takes.
 
         Returns:
             The result and the inverse root mean square, of the leading dimensions of ``x``.
-        """
-        given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
-        return self._rows("rmsnorm", given, eps, out, training=True)
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     @op
     def rms_norm_grad(

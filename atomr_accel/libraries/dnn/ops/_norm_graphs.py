@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ....ops import D, require_dtype, require_readable
+from ....ops import D, require_dtype, require_readable, require_shape
 from ....wire.options import real
 from ..graph._builder import Builder
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
@@ -43,17 +43,17 @@ class NormalizationPart(DnnPart[D]):
 
     def _per_channel(
         self,
-        op: str,
+        called: str,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef,
-        training: bool,
         eps: float,
         layout: str | None,
         out: GpuRef | None,
         **attributes: int,
     ) -> Request[Any]:
         """A normalisation with parameters for each channel and statistics for each image."""
+        op, training = _node_of(called)
         epsilon = real(eps, "eps", least=0)
         given = {"x": x, "weight": weight, "bias": bias}
 
@@ -83,19 +83,22 @@ class NormalizationPart(DnnPart[D]):
 
     def _per_channel_grad(
         self,
-        op: str,
+        called: str,
         given: Given,
-        shapes: Callable[[tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]],
         layout: str | None,
-        **attributes: Any,
+        **attributes: int,
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
-        """The gradients of one; ``shapes`` gives those of statistics, outside and in graphs."""
+        """The gradients of one."""
         x, weight = given["x"], given["weight"]
+        op, _ = _node_of(called)
 
         def make(last: bool) -> NormGraph:
             builder, shape = Builder(), plane_of(x.shape, last=last)
-            outside, inside = shapes(shape)
             kept = wider(x.dtype.name)
+            images, channels, *space = shape
+            own = (images, attributes.get("groups", channels))
+            outside = (channels,) if op == "batchnorm" else own
+            inside = (*(1, *outside)[-2:], *[1] * len(space))
             require_parameter(given["grad"], "grad", x.shape, (x.dtype.name,))
             types = (kept,) if op == "batchnorm" else (x.dtype.name, kept)
             require_parameter(weight, "weight", shape[1:2], types)
@@ -113,10 +116,9 @@ class NormalizationPart(DnnPart[D]):
         key = (op, "backward", layout, tuple(attributes.items()))
         return self._norm(key, given, (), make, layout, ())
 
-    def _rows(
-        self, op: str, given: Given, eps: float, out: GpuRef | None, *, training: bool
-    ) -> Request[Any]:
+    def _rows(self, called: str, given: Given, eps: float, out: GpuRef | None) -> Request[Any]:
         """A normalisation over the last dimensions."""
+        op, training = _node_of(called)
         epsilon = real(eps, "eps", least=0)
         x, weight = given["x"], given["weight"]
 
@@ -215,6 +217,12 @@ class NormalizationPart(DnnPart[D]):
         return self._request(f"dnn.{key[0]}", key, refs, outs, check, numbers=scalars)
 
 
+def _node_of(name: str) -> tuple[str, bool]:
+    """Return the node of an op, and whether it also gives the statistics."""
+    node, _, form = name.partition("_norm")
+    return f"{node}norm", form == "_train"
+
+
 def parameters_of(given: Given) -> list[tuple[str, GpuRef]]:
     """All but ``x``, by name."""
     return [(name, ref) for name, ref in given.items() if name != "x"]
@@ -274,8 +282,7 @@ def require_parameter(
     ref: GpuRef, name: str, shape: Sequence[int], dtypes: tuple[str, ...]
 ) -> None:
     """A parameter has that shape, and one of these dtypes."""
-    if ref.shape != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)}, not {ref.shape}")
+    require_shape(ref, tuple(shape), name)
     if ref.dtype.name not in dtypes:
         raise TypeError(
             f"{name} must have dtype {' or '.join(dict.fromkeys(dtypes))}, not {ref.dtype.name}"

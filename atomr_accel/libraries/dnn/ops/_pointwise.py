@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
 from ....arrays import GpuRef
-from ....ops import D, op, require_dtype, require_readable, require_shape
+from ....ops import D, op, op_family, require_dtype, require_readable, require_shape
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
 from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, RunOutput
@@ -51,15 +51,29 @@ class Activations(DnnPart[D]):
     ``..._BWD`` for its gradient.
     """
 
-    @op
-    def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+    @op_family
+    def relu(self, _name: str, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``max(x, 0)``. Mode ``RELU``; see the class."""
-        return self._unary("relu", x, out)
+        return self._each(_name, (x,), out)
 
-    @op
-    def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+    sigmoid: Final = relu.like("``1 / (1 + exp(-x))``. Mode ``SIGMOID``; see the class.")
+    tanh: Final = relu.like("``tanh(x)``. Mode ``TANH``; see the class.")
+    elu: Final = relu.like(
+        "``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."
+    )
+    softplus: Final = relu.like("``log(1 + exp(x))``. Mode ``SOFTPLUS``; see the class.")
+
+    @op_family
+    def relu_grad(
+        self, _name: str, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """The gradient of ``relu``; see the class."""
-        return self._gradient("relu_backward", grad, x, out)
+        return self._each(_name.replace("grad", "backward"), (grad, x), out)
+
+    sigmoid_grad: Final = relu_grad.like("The gradient of ``sigmoid``; see the class.")
+    tanh_grad: Final = relu_grad.like("The gradient of ``tanh``; see the class.")
+    elu_grad: Final = relu_grad.like("The gradient of ``elu``; see the class.")
+    softplus_grad: Final = relu_grad.like("The gradient of ``softplus``; see the class.")
 
     @op
     def leaky_relu(
@@ -70,7 +84,7 @@ class Activations(DnnPart[D]):
         Mode ``RELU`` with a lower slope; see the class.
         """
         slope = real(negative_slope, "negative_slope")
-        return self._unary("relu", x, out, {"negative_slope": slope})
+        return self._each("relu", (x,), out, {"negative_slope": slope})
 
     @op
     def leaky_relu_grad(
@@ -78,29 +92,7 @@ class Activations(DnnPart[D]):
     ) -> Request[GpuRef]:
         """The gradient of ``leaky_relu``; see the class."""
         slope = real(negative_slope, "negative_slope")
-        return self._gradient("relu_backward", grad, x, out, {"negative_slope": slope})
-
-    @op
-    def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """``1 / (1 + exp(-x))``. Mode ``SIGMOID``; see the class."""
-        return self._unary("sigmoid", x, out)
-
-    @op
-    def sigmoid_grad(
-        self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """The gradient of ``sigmoid``; see the class."""
-        return self._gradient("sigmoid_backward", grad, x, out)
-
-    @op
-    def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """``tanh(x)``. Mode ``TANH``; see the class."""
-        return self._unary("tanh", x, out)
-
-    @op
-    def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The gradient of ``tanh``; see the class."""
-        return self._gradient("tanh_backward", grad, x, out)
+        return self._each("relu_backward", (grad, x), out, {"negative_slope": slope})
 
     @op
     def gelu(
@@ -114,7 +106,7 @@ class Activations(DnnPart[D]):
 
         Mode ``GELU``, or ``GELU_APPROX_TANH``; see the class.
         """
-        return self._unary(_gelu(approximate), x, out)
+        return self._each(_gelu(approximate), (x,), out)
 
     @op
     def gelu_grad(
@@ -126,8 +118,7 @@ class Activations(DnnPart[D]):
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """The gradient of ``gelu``; see the class."""
-        op = f"{_gelu(approximate)}_backward"
-        return self._gradient(op, grad, x, out)
+        return self._each(f"{_gelu(approximate)}_backward", (grad, x), out)
 
     @op
     def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> Request[GpuRef]:
@@ -135,36 +126,14 @@ class Activations(DnnPart[D]):
 
         Mode ``SWISH`` with a beta; see the class.
         """
-        return self._unary("swish", x, out, {"swish_beta": real(beta, "beta")})
+        return self._each("swish", (x,), out, {"swish_beta": real(beta, "beta")})
 
     @op
     def silu_grad(
         self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
     ) -> Request[GpuRef]:
         """The gradient of ``silu``; see the class."""
-        return self._gradient("swish_backward", grad, x, out, {"swish_beta": real(beta, "beta")})
-
-    @op
-    def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
-        return self._unary("elu", x, out)
-
-    @op
-    def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """The gradient of ``elu``; see the class."""
-        return self._gradient("elu_backward", grad, x, out)
-
-    @op
-    def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """``log(1 + exp(x))``. Mode ``SOFTPLUS``; see the class."""
-        return self._unary("softplus", x, out)
-
-    @op
-    def softplus_grad(
-        self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """The gradient of ``softplus``; see the class."""
-        return self._gradient("softplus_backward", grad, x, out)
+        return self._each("swish_backward", (grad, x), out, {"swish_beta": real(beta, "beta")})
 
     @op
     def reduce(
@@ -241,25 +210,15 @@ class Activations(DnnPart[D]):
         key = ("reduce", mode, exact((axis, keepdims)))
         return self._request("dnn.reduce", key, (x,), (out,), make)
 
-    def _unary(
-        self, op: str, x: GpuRef, out: GpuRef | None, attributes: Attributes = _NO_ATTRIBUTES
-    ) -> Request[GpuRef]:
-        """Ask for an activation."""
-        make = partial(_pointwise, self.home.memory, op, ("input",), (x,), attributes)
-        key = (op, *attributes.items()) if attributes else op
-        return self._request(_NAMES[op], key, (x,), (out,), make)
-
-    def _gradient(
+    def _each(
         self,
         op: str,
-        grad: GpuRef,
-        x: GpuRef,
+        refs: tuple[GpuRef, ...],
         out: GpuRef | None,
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> Request[GpuRef]:
-        """Ask for the gradient of one."""
-        refs = (grad, x)
-        make = partial(_pointwise, self.home.memory, op, ("loss", "input"), refs, attributes)
+        """Ask for an activation of ``(x,)``, or for the gradient of one, given ``(grad, x)``."""
+        make = partial(_pointwise, self.home.memory, op, refs, attributes)
         key = (op, *attributes.items()) if attributes else op
         return self._request(_NAMES[op], key, refs, (out,), make)
 
@@ -267,12 +226,12 @@ class Activations(DnnPart[D]):
 def _pointwise(
     memory: MemoryMap,
     op: str,
-    names: tuple[str, ...],
     refs: tuple[GpuRef, ...],
     attributes: Attributes,
 ) -> CachedCall:
     """Check the arguments of an operation on each element, and make its graph."""
     x = refs[-1]
+    names = ("loss", "input")[-len(refs) :]
     arguments = [_ARGUMENTS[name] for name in names]
     for ref, name in zip(refs, arguments, strict=True):
         require_readable(ref, memory, name)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....arrays import GpuRef
-from ....ops import D, op, require_dtype, require_readable
+from ....ops import D, op, op_family, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
-from ..graph.layout import Steps, exact, image, is_last, logical, physical, require_float, steps
+from ..graph.layout import Steps, exact, image, is_last_of, logical, physical, require_float, steps
 
 if TYPE_CHECKING:
     from ....ops import Request
@@ -49,7 +49,7 @@ class ResamplingPart(DnnPart[D]):
         def make() -> GraphCall:
             require_readable(x, memory, "x")
             require_float(x, "x")
-            last = _last(x.shape, layout)
+            last = is_last_of(x.shape, layout)
             builder = Builder()
             source = image(builder, x, last=last)
             y = builder.output(builder.node(op, input=source, **attributes)["y"])
@@ -76,7 +76,7 @@ class ResamplingPart(DnnPart[D]):
         def make() -> GraphCall:
             require_readable(grad, memory, "grad")
             require_float(grad, "grad")
-            last = _last(shape, layout)
+            last = is_last_of(shape, layout)
             if grad.ndim != len(shape):
                 raise ValueError(
                     f"grad must have the shape of the result for images {shape}, not {grad.shape}"
@@ -105,16 +105,18 @@ class Resampling(ResamplingPart[D]):
 
     In all methods ``x`` is float16, bfloat16, float32 or float64 of shape (batch, channels,
     ...space) with one to three dimensions of space. A ``layout`` such as ``"NHWC"`` means that
-    channels are last. ``out`` is a buffer for the result, made if absent. Gradients take ``grad``,
-    the gradient with respect to the result, and return the shape of ``x``. Sums are float32, or
-    float64 for float64, and the same each time.
+    channels are last; by default they are first. ``out`` is a buffer for the result, made if
+    absent. Gradients take ``grad``, the gradient with respect to the result, whose shape says how
+    large that was, and return the shape of ``x``. Sums are float32, or float64 for float64, and the
+    same each time.
 
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
 
-    @op
+    @op_family
     def adaptive_avg_pool(
         self,
+        _name: str,
         x: GpuRef,
         output_size: Steps,
         *,
@@ -124,19 +126,16 @@ class Resampling(ResamplingPart[D]):
         """Averages over as many windows as are wanted, as even as they can be.
 
         Window ``i`` of ``n`` goes from ``floor(i * size / n)`` to before
-        ``ceil((i + 1) * size / n)``. As ``torch.nn.functional.adaptive_avg_pool2d``; see the class.
-
-        Args:
-            x: images.
-            output_size: number of windows, one number or one for each dimension of space.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
+        ``ceil((i + 1) * size / n)``. ``output_size`` is the number of windows, one number or one
+        for each dimension of space. As ``torch.nn.functional.adaptive_avg_pool2d``; see the class.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
         """
-        attributes = _fitting("AVGPOOL", x, output_size)
-        return self._resample("adaptive_avg_pool", "adaptive_pool", x, attributes, layout, out)
+        dims = max(1, len(getattr(x, "shape", ())) - 2)  # what is no image is told of later
+        mode = "AVGPOOL" if _name == "adaptive_avg_pool" else "MAXPOOL"
+        attributes = {"mode": mode, "size": steps(output_size, dims, "output_size")}
+        return self._resample(_name, "adaptive_pool", x, attributes, layout, out)
 
     @op
     def adaptive_avg_pool_grad(
@@ -147,44 +146,17 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``adaptive_avg_pool``; see the class.
-
-        Args:
-            grad: gradient with respect to the result, whose shape is that of the windows.
-            shape: shape of ``x``.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
-        """
+        """The gradient of ``adaptive_avg_pool``, for the ``shape`` of ``x``; see the class."""
         attributes = {"mode": "AVGPOOL", "size": _space(grad, layout)}
-        name = "adaptive_avg_pool_grad"
-        return self._resample_backward(
-            name, "adaptive_pool", grad, tuple(shape), attributes, layout, out
-        )
+        name, images = "adaptive_avg_pool_grad", tuple(shape)
+        return self._resample_backward(name, "adaptive_pool", grad, images, attributes, layout, out)
 
-    @op
-    def adaptive_max_pool(
-        self,
-        x: GpuRef,
-        output_size: Steps,
-        *,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    adaptive_max_pool: Final = adaptive_avg_pool.like(
         """Largest elements of the windows of ``adaptive_avg_pool``; NaN for windows with NaN.
 
-        As ``torch.nn.functional.adaptive_max_pool2d``; see the class.
-
-        Args:
-            x: images.
-            output_size: number of windows, one number or one for each dimension of space.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
-
-        Returns:
-            Shape (batch, channels, ...output_size), or channels last.
+        As ``torch.nn.functional.adaptive_max_pool2d``, and as ``adaptive_avg_pool``.
         """
-        attributes = _fitting("MAXPOOL", x, output_size)
-        return self._resample("adaptive_max_pool", "adaptive_pool", x, attributes, layout, out)
+    )
 
     @op
     def adaptive_max_pool_grad(
@@ -198,12 +170,6 @@ class Resampling(ResamplingPart[D]):
         """The gradient of ``adaptive_max_pool``; of equal elements the first one gets it.
 
         See the class.
-
-        Args:
-            grad: gradient with respect to the result, whose shape is that of the windows.
-            x: argument of ``adaptive_max_pool``.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
         """
         require_readable(x, self.home.memory, "x")
         attributes = {"mode": "MAXPOOL", "size": _space(grad, layout)}
@@ -268,25 +234,14 @@ class Resampling(ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """The gradient of ``interpolate``; see the class.
+        """The gradient of ``interpolate``, for the ``shape`` of ``x``; see the class.
 
-        Args:
-            grad: gradient with respect to the result, whose shape determines the size.
-            shape: shape of ``x``.
-            mode: as ``interpolate`` had it.
-            align_corners: as ``interpolate`` had it.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        ``mode`` and ``align_corners`` are as ``interpolate`` had them.
         """
         require_readable(grad, self.home.memory, "grad")
         op, attributes = _interpolation(mode, _space(grad, layout), align_corners)
         name = "interpolate_grad"
         return self._resample_backward(name, op, grad, tuple(shape), attributes, layout, out)
-
-
-def _fitting(mode: str, x: Any, output_size: Steps) -> Attributes:
-    dims = max(1, len(getattr(x, "shape", ())) - 2)  # what is no image is told of later
-    return {"mode": mode, "size": steps(output_size, dims, "output_size")}
 
 
 def _interpolation(
@@ -328,17 +283,7 @@ def _key(op: str, attributes: Attributes, layout: str | None) -> tuple[Any, ...]
     return op, exact(tuple(attributes.values())), layout
 
 
-def _last(shape: tuple[int, ...], layout: str | None) -> bool:
-    """Return whether channels are last."""
-    if len(shape) - 2 not in _SPACES or 0 in shape[1:]:
-        raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, of "
-            f"which only the batch may be 0, not shape {shape}"
-        )
-    return is_last(layout, len(shape))
-
-
 def _space(ref: GpuRef, layout: str | None) -> tuple[int, ...]:
     """The dimensions of space."""
     shape = tuple(getattr(ref, "shape", (1, 1, 1)))
-    return logical(shape, last=_last(shape, layout))[2:]
+    return logical(shape, last=is_last_of(shape, layout))[2:]

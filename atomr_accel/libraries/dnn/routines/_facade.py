@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ....ops import D, op, op_like, require_int32, require_readable
+from ....ops import D, op, op_family, require_int32, require_readable, require_shape
 from ....wire.options import LARGEST, real, whole
 from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
@@ -20,56 +20,20 @@ _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
 
-def _softmax(
-    self: DnnRoutines[Any],
-    name: str,
-    x: GpuRef,
-    axis: int = -1,
-    *,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    require_readable(x, self.home.memory, "x")
-    around = _around(x.shape, axis)
-    require_int32(self.home, "softmax", (*around, around[1] * around[2]))
-
-    def message(inputs: list[Any], output: Any) -> Softmax:
-        return Softmax(name == "log_softmax", around, x.dtype.name, inputs[0], output)
-
-    return self._routine(f"dnn.{name}", {"x": x}, x.shape, out, message, in_place=True)
-
-
-def _softmax_grad(
-    self: DnnRoutines[Any],
-    name: str,
-    grad: GpuRef,
-    y: GpuRef,
-    axis: int = -1,
-    *,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    require_readable(y, self.home.memory, "y")
-    require_readable(grad, self.home.memory, "grad")
-    if grad.shape != y.shape:
-        raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
-    around = _around(y.shape, axis)
-    require_int32(self.home, "softmax", (*around, around[1] * around[2]))
-    log = name == "log_softmax_grad"
-
-    def message(inputs: list[Any], output: Any) -> Softmax:
-        return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
-
-    given = {"grad": grad, "y": y}
-    return self._routine(f"dnn.{name}", given, y.shape, out, message, in_place=True)
-
-
 class DnnRoutines(RoutinePart[D]):
     """Operations for which cuDNN has routines, but no graphs."""
 
     # --- softmax --------------------------------------------------------------------------
 
-    softmax: Final = op_like(
-        _softmax,
-        "softmax",
+    @op_family
+    def softmax(
+        self,
+        _name: str,
+        x: GpuRef,
+        axis: int = -1,
+        *,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """``exp(x) / sum(exp(x))`` along an axis.
 
         As ``scipy.special.softmax``. Vendor function: ``cudnnSoftmaxForward``.
@@ -81,38 +45,59 @@ class DnnRoutines(RoutinePart[D]):
 
         Returns:
             Shape and dtype of ``x``.
-        """,
-    )
-    log_softmax: Final = op_like(
-        _softmax,
-        "log_softmax",
+        """
+        require_readable(x, self.home.memory, "x")
+        around = _around(x.shape, axis)
+        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
+
+        def message(inputs: list[Any], output: Any) -> Softmax:
+            return Softmax(_name == "log_softmax", around, x.dtype.name, inputs[0], output)
+
+        return self._routine(f"dnn.{_name}", {"x": x}, x.shape, out, message, in_place=True)
+
+    log_softmax: Final = softmax.like(
         """The logarithm of ``softmax``, with its arguments, which does not underflow.
 
         As ``scipy.special.log_softmax``, but NaN wherever ``softmax`` is. Vendor function:
         ``cudnnSoftmaxForward``.
-        """,
+        """
     )
-    softmax_grad: Final = op_like(
-        _softmax_grad,
-        "softmax_grad",
+
+    @op_family
+    def softmax_grad(
+        self,
+        _name: str,
+        grad: GpuRef,
+        y: GpuRef,
+        axis: int = -1,
+        *,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """The gradient of ``softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
 
-        Args:
-            grad: gradient with respect to the result.
-            y: result of ``softmax``.
-            axis: the axis of the forward pass.
-            out: where to put the gradient, ``grad`` itself too. Made if absent.
+        ``grad`` is the gradient with respect to the result ``y``, and ``axis`` that of the forward
+        pass. ``out`` is a buffer for the gradient, ``grad`` itself too.
 
         Returns:
             Shape and dtype of ``y``.
-        """,
-    )
-    log_softmax_grad: Final = op_like(
-        _softmax_grad,
-        "log_softmax_grad",
-        """The gradient of ``log_softmax``, whose result ``y`` is; else as ``softmax_grad``.""",
+        """
+        require_readable(y, self.home.memory, "y")
+        require_readable(grad, self.home.memory, "grad")
+        require_shape(grad, y.shape, "grad")
+        around = _around(y.shape, axis)
+        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
+        log = _name == "log_softmax_grad"
+
+        def message(inputs: list[Any], output: Any) -> Softmax:
+            return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
+
+        given = {"grad": grad, "y": y}
+        return self._routine(f"dnn.{_name}", given, y.shape, out, message, in_place=True)
+
+    log_softmax_grad: Final = softmax_grad.like(
+        """The gradient of ``log_softmax``, whose result ``y`` is; else as ``softmax_grad``."""
     )
 
     # --- dropout --------------------------------------------------------------------------
@@ -220,8 +205,7 @@ class DnnRoutines(RoutinePart[D]):
         given = {"grad": grad, "y": y, "x": x}
         for name, ref in given.items():
             require_readable(ref, self.home.memory, name)
-            if ref.shape != x.shape:
-                raise ValueError(f"{name} must have shape {x.shape}, not {ref.shape}")
+            require_shape(ref, x.shape, name)
 
         def message(inputs: list[Any], output: Any) -> Normalize:
             dy_at, y_at, x_at = inputs

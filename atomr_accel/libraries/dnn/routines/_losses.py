@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
@@ -18,12 +19,14 @@ from ....ops import (
     require_writable,
 )
 from ....wire.options import flag, real, whole
-from ..graph._run import LANE, DnnPart
+from ..graph._run import LANE, DnnPart, require_result
 from ..graph.layout import require_float
 from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ....arrays import GpuRef
     from ....memory import Block
     from ....ops import Preparer
@@ -81,9 +84,8 @@ class Losses(DnnPart[D]):
         Returns:
             A scalar, or the shape of ``x`` without the classes; dtype of ``x``.
         """
-        call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
-        shape = call.rows if reduction == "none" else ()
-        return self._loss("dnn.cross_entropy", call, {}, shape, out)
+        call = self._entropy(x, target, weight, ignore_index, reduction, label_smoothing)
+        return self._loss("dnn.cross_entropy", call, None, out)
 
     @op
     def cross_entropy_grad(
@@ -105,10 +107,8 @@ class Losses(DnnPart[D]):
         Returns:
             Shape and dtype of ``x``; zeros where a target does not count.
         """
-        call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
-        require_readable(grad, self.home.memory, "grad")
-        require_shape(grad, call.rows if reduction == "none" else (), "grad")
-        return self._loss("dnn.cross_entropy_grad", call, {"dy": grad}, x.shape, out)
+        call = self._entropy(x, target, weight, ignore_index, reduction, label_smoothing)
+        return self._loss("dnn.cross_entropy_grad", call, grad, out)
 
     @op
     def ctc_loss(
@@ -148,12 +148,9 @@ class Losses(DnnPart[D]):
         Returns:
             A scalar, or shape (batch,); dtype of ``log_probs``.
         """
-        call = _Classification(
-            *(self, log_probs, targets, input_lengths, target_lengths),
-            *(blank, reduction, zero_infinity, cudnn),
-        )
-        shape = log_probs.shape[1:2] if reduction == "none" else ()
-        return self._loss("dnn.ctc_loss", call, {}, shape, out)
+        given = (log_probs, targets, input_lengths, target_lengths)
+        call = self._classification(*given, blank, reduction, zero_infinity, cudnn)
+        return self._loss("dnn.ctc_loss", call, None, out)
 
     @op
     def ctc_loss_grad(
@@ -180,79 +177,21 @@ class Losses(DnnPart[D]):
         Returns:
             Shape and dtype of ``log_probs``.
         """
-        call = _Classification(
-            *(self, log_probs, targets, input_lengths, target_lengths),
-            *(blank, reduction, zero_infinity, cudnn),
-        )
-        require_readable(grad, self.home.memory, "grad")
-        require_shape(grad, log_probs.shape[1:2] if reduction == "none" else (), "grad")
-        return self._loss("dnn.ctc_loss_grad", call, {"dy": grad}, log_probs.shape, out)
+        given = (log_probs, targets, input_lengths, target_lengths)
+        call = self._classification(*given, blank, reduction, zero_infinity, cudnn)
+        return self._loss("dnn.ctc_loss_grad", call, grad, out)
 
-    def _loss(
+    def _entropy(
         self,
-        name: str,
-        call: _Entropy | _Classification,
-        more: dict[str, GpuRef],
-        shape: tuple[int, ...],
-        out: GpuRef | None,
-    ) -> Request[GpuRef]:
-        """A request for a loss, or with the gradient ``dy`` by it for its gradient."""
-        memory, inputs = self.home.memory, {**call.inputs, **more}
-        dtype = call.dtype
-        named = [("grad" if name == "dy" else name, ref) for name, ref in inputs.items()]
-
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            blocks: list[Block] = [require_readable(ref, memory, what) for what, ref in named]
-            if more and more["dy"].dtype is not dtype:
-                raise TypeError(f"grad must have dtype {dtype.name}, not {more['dy'].dtype.name}")
-            result = out
-            if result is None:
-                result = preparer.output(shape, dtype)
-            else:
-                require_writable(result, memory, "out")
-                if result.shape != shape or result.dtype is not dtype:
-                    raise (ValueError if result.shape != shape else TypeError)(
-                        f"out is {result.dtype.name} of shape {result.shape}, but the result is "
-                        f"{dtype.name} of shape {shape}"
-                    )
-                require_no_alias(name, [("out", result)], named)
-            count = call.scratch(gradient=bool(more))
-            scratch = self.plans.workspaces.obtain(preparer, max(1, count) * dtype_size(dtype.name))
-            places: dict[str, Any] = {
-                what: block.address for what, block in zip(inputs, blocks, strict=True)
-            }
-            places["dx" if more else "y"] = result.block.address
-            message = call.message({"y": 0, **places, "scratch": scratch.address})
-            return Submission(message, blocks, [result.block, scratch], result)
-
-        return Request(LANE, name, prepare)
-
-
-def dtype_size(dtype: str) -> int:
-    """Bytes of a number of the type that losses of a dtype are computed in."""
-    return DTYPES[wider(dtype)].itemsize
-
-
-class _Entropy:
-    """A checked cross-entropy.
-
-    Attributes:
-        inputs: its inputs, by the message's names.
-        rows: the shape of targets.
-        dtype: dtype of its result.
-    """
-
-    def __init__(
-        self,
-        part: DnnPart[Any],
         x: GpuRef,
         target: GpuRef,
         weight: GpuRef | None,
         ignore_index: int,
         reduction: str,
         label_smoothing: float,
-    ) -> None:
-        memory = part.home.memory
+    ) -> _CheckedLoss:
+        """Check a cross-entropy."""
+        memory = self.home.memory
         require_readable(x, memory, "x")
         require_readable(target, memory, "target")
         require_float(x, "x")
@@ -268,55 +207,40 @@ class _Entropy:
                 "x must have shape (batch, classes, ...) or (classes,), with one class or more, "
                 f"not {x.shape}"
             )
-        self.rows = (*x.shape[:axis], *x.shape[axis + 1 :])
-        require_shape(target, x.shape if soft else self.rows, "target")
-        self.inputs = {"x": x, "target": target}
+        rows = (*x.shape[:axis], *x.shape[axis + 1 :])
+        require_shape(target, x.shape if soft else rows, "target")
+        inputs = {"x": x, "target": target}
         if weight is not None:
             require_readable(weight, memory, "weight")
             require_shape(weight, (x.shape[axis],), "weight")
             if weight.dtype is not x.dtype:
                 raise TypeError(f"weight must have dtype {x.dtype.name}, not {weight.dtype.name}")
-            self.inputs["weight"] = weight
-        self.dtype = x.dtype
-        self._shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
-        self._index = "" if soft else target.dtype.name
-        self._reduction = _reduction(reduction)
-        self._ignore = whole(ignore_index, "ignore_index")
-        if soft and self._ignore != _IGNORED:
+            inputs["weight"] = weight
+        before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+        message = partial(
+            CrossEntropy,
+            shape=(before, x.shape[axis], behind),
+            dtype=x.dtype.name,
+            index="" if soft else target.dtype.name,
+            reduction=_reduction(reduction),
+            ignore=whole(ignore_index, "ignore_index"),
+            weight=0,
+        )
+        if soft and ignore_index != _IGNORED:
             raise ValueError(
                 "ignore_index must be left out if targets are probabilities, "
                 f"not {ignore_index}; give these targets no probability at all"
             )
-        self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
-
-    def scratch(self, *, gradient: bool) -> int:
-        """Return the length of the scratch memory, in numbers."""
-        return 1 if gradient else 2 * self._shape[0] * self._shape[2]
-
-    def message(self, places: dict[str, Any]) -> CrossEntropy:
-        """Return the message for the lane, with its addresses."""
-        return CrossEntropy(
-            shape=self._shape,
-            dtype=self.dtype.name,
-            index=self._index,
-            reduction=self._reduction,
-            ignore=self._ignore,
-            smoothing=self._smoothing,
-            **{"weight": 0, **places},
+        smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
+        return _CheckedLoss(
+            inputs,
+            rows if reduction == "none" else (),
+            partial(message, smoothing=smoothing),
+            lambda *, gradient: 1 if gradient else 2 * before * behind,
         )
 
-
-class _Classification:
-    """A checked connectionist temporal classification.
-
-    Attributes:
-        inputs: its inputs, by the message's names.
-        dtype: dtype of its result.
-    """
-
-    def __init__(
+    def _classification(
         self,
-        part: DnnPart[Any],
         log_probs: GpuRef,
         targets: GpuRef,
         input_lengths: GpuRef,
@@ -325,8 +249,9 @@ class _Classification:
         reduction: str,
         zero_infinity: bool,
         cudnn: bool,
-    ) -> None:
-        memory = part.home.memory
+    ) -> _CheckedLoss:
+        """Check a connectionist temporal classification."""
+        memory = self.home.memory
         whole_ones = {
             "targets": targets,
             "input_lengths": input_lengths,
@@ -336,7 +261,8 @@ class _Classification:
         require_float(log_probs, "log_probs")
         for name, ref in whole_ones.items():
             require_readable(ref, memory, name)
-            _require_index(ref, name)
+            if ref.dtype.name not in _INDICES:
+                raise TypeError(f"{name} must be int32 or int64, not {ref.dtype.name}")
             if ref.dtype is not targets.dtype:
                 raise TypeError(
                     f"{name} must have dtype {targets.dtype.name}, not {ref.dtype.name}"
@@ -353,51 +279,93 @@ class _Classification:
             )
         for name in ("input_lengths", "target_lengths"):
             require_shape(whole_ones[name], (batch,), name)
-        self.inputs = {"log_probs": log_probs, **whole_ones}
-        self.dtype = log_probs.dtype
-        self._shape = (steps, batch, classes)
-        self._index = targets.dtype.name
-        self._size = targets.size
-        self._width = targets.shape[1] if targets.ndim == 2 else 0
-        self._blank = whole(blank, "blank", 0, classes - 1)
-        self._reduction = _reduction(reduction)
-        self._zero = flag(zero_infinity, "zero_infinity")
-        self._vendor = flag(cudnn, "cudnn")
-        wanted = (self.dtype.name, self._index, self._blank) == ("float32", "int32", 0)
-        if self._vendor and not (wanted and 0 < self._width <= _MOST_LABELS and classes > 1):
+        dtype, index = log_probs.dtype.name, targets.dtype.name
+        width = targets.shape[1] if targets.ndim == 2 else 0
+        message = partial(
+            Ctc,
+            shape=(steps, batch, classes),
+            dtype=dtype,
+            index=index,
+            size=targets.size,
+            width=width,
+            blank=whole(blank, "blank", 0, classes - 1),
+            reduction=_reduction(reduction),
+            zero_infinity=flag(zero_infinity, "zero_infinity"),
+            vendor=flag(cudnn, "cudnn"),
+        )
+        wanted = (dtype, index, blank) == ("float32", "int32", 0)
+        if cudnn and not (wanted and 0 < width <= _MOST_LABELS and classes > 1):
             raise Unsupported(
                 f"cuDNN's CTC takes float32, rows of 1 to {_MOST_LABELS} targets in int32, classes "
-                f"beside blank, and blank 0; not {self.dtype.name}, targets {targets.shape} in "
-                f"{self._index}, {classes} classes and blank {self._blank}"
+                f"beside blank, and blank 0; not {dtype}, targets {targets.shape} in "
+                f"{index}, {classes} classes and blank {blank}"
             )
-
-    def scratch(self, *, gradient: bool) -> int:
-        """Return the length of the scratch memory, in numbers."""
-        steps, batch, _ = self._shape
-        return scratch_count(steps, batch, self._size, gradient=gradient)
-
-    def message(self, places: dict[str, Any]) -> Ctc:
-        """Return the message for the lane, with its addresses."""
-        return Ctc(
-            shape=self._shape,
-            dtype=self.dtype.name,
-            index=self._index,
-            size=self._size,
-            width=self._width,
-            blank=self._blank,
-            reduction=self._reduction,
-            zero_infinity=self._zero,
-            vendor=self._vendor,
-            **places,
+        return _CheckedLoss(
+            {"log_probs": log_probs, **whole_ones},
+            (batch,) if reduction == "none" else (),
+            message,
+            partial(scratch_count, steps, batch, targets.size),
         )
+
+    def _loss(
+        self,
+        name: str,
+        call: _CheckedLoss,
+        grad: GpuRef | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        """A request for a loss, or with the gradient by it for its gradient."""
+        memory, inputs = self.home.memory, call.inputs
+        scores = next(iter(inputs.values()))
+        dtype, shape = scores.dtype, call.shape
+        named = [*inputs.items()]
+        if grad is not None:
+            require_readable(grad, memory, "grad")
+            require_shape(grad, shape, "grad")
+            inputs, shape = {**inputs, "dy": grad}, scores.shape
+            named.append(("grad", grad))
+
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            blocks: list[Block] = [require_readable(ref, memory, what) for what, ref in named]
+            if grad is not None and grad.dtype is not dtype:
+                raise TypeError(f"grad must have dtype {dtype.name}, not {grad.dtype.name}")
+            result = out
+            if result is None:
+                result = preparer.output(shape, dtype)
+            else:
+                require_writable(result, memory, "out")
+                require_result(result, shape, dtype, "out")
+                require_no_alias(name, [("out", result)], named)
+            count = call.scratch(gradient=grad is not None)
+            nbytes = max(1, count) * DTYPES[wider(dtype.name)].itemsize
+            scratch = self.plans.workspaces.obtain(preparer, nbytes)
+            places: dict[str, Any] = {
+                what: block.address for what, block in zip(inputs, blocks, strict=True)
+            }
+            places["y" if grad is None else "dx"] = result.block.address
+            message = call.message(**{"y": 0, **places, "scratch": scratch.address})
+            return Submission(message, blocks, [result.block, scratch], result)
+
+        return Request(LANE, name, prepare)
+
+
+class _CheckedLoss(NamedTuple):
+    """A checked loss.
+
+    Attributes:
+        inputs: its inputs, by the message's names, scores first: the result has their dtype.
+        shape: the shape of its result.
+        message: makes the message for the lane from its addresses.
+        scratch: gives the length of the scratch memory, in numbers, with or without ``gradient``.
+    """
+
+    inputs: dict[str, GpuRef]
+    shape: tuple[int, ...]
+    message: Callable[..., CrossEntropy | Ctc]
+    scratch: Callable[..., int]
 
 
 def _reduction(reduction: str) -> str:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     return reduction
-
-
-def _require_index(ref: GpuRef, name: str) -> None:
-    if ref.dtype.name not in _INDICES:
-        raise TypeError(f"{name} must be int32 or int64, not {ref.dtype.name}")

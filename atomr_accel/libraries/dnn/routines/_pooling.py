@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ....ops import D, op, require_int32, require_readable
+from ....ops import D, op, require_int32, require_readable, require_shape
 from ....wire.options import flag
 from ..graph.layout import Steps, is_last, physical, steps
 from ..ops._resample import ResamplingPart
@@ -178,8 +178,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             expected["y"] = pooling.y_shape
         for name, shape in expected.items():
             require_readable(inputs[name], self.home.memory, name)
-            if inputs[name].shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, not {inputs[name].shape}")
+            require_shape(inputs[name], shape, name)
 
         name = f"{pooling.mode}_pool_grad"
         if pooling.partial:

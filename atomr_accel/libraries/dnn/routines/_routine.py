@@ -11,10 +11,11 @@ from ....ops import (
     require_no_alias,
     require_readable,
     require_ref,
+    require_shape,
     require_writable,
 )
 from ..graph._run import LANE, DnnPart
-from ..graph.layout import is_last, logical
+from ..graph.layout import is_last_of, logical
 from ..wire._graph import DnnTensor, strides_of
 from ..wire.sequence_messages import Clear
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ....ops import Preparer
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
-_RANKS: Final = range(3, 6)
 
 
 class RoutinePart(DnnPart[D]):
@@ -79,12 +79,7 @@ class RoutinePart(DnnPart[D]):
 
 def image_of(x: Any, layout: str | None) -> DnnTensor:
     """Return the shape and strides of an image as (batch, channels, ...space)."""
-    if len(x.shape) not in _RANKS or 0 in x.shape[1:]:
-        raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, of "
-            f"which only the batch may be 0, not shape {x.shape}"
-        )
-    last = is_last(layout, len(x.shape))
+    last = is_last_of(x.shape, layout)
     shape = logical(x.shape, last=last)
     return DnnTensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
 
@@ -94,8 +89,7 @@ def _check_out(
 ) -> None:
     require_ref(out, "out")
     first = next(iter(inputs.values()))
-    if out.shape != shape:
-        raise ValueError(f"out must have shape {shape}, not {out.shape}")
+    require_shape(out, shape, "out")
     if out.dtype is not first.dtype:
         raise TypeError(f"out must have dtype {first.dtype.name}, not {out.dtype.name}")
     may_be = [("out", name) for name in inputs] if in_place else []

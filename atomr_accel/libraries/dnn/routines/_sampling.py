@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -52,7 +53,8 @@ class GridSampling(DnnPart[D]):
 
     Images are float16, bfloat16, float32 or float64 of shape (batch, channels, ...space), or
     channels last with a ``layout`` such as ``"NHWC"``. ``out`` is a buffer for the result, made if
-    absent. Sums are float32, or float64 for float64.
+    absent. Gradients take ``grad``, the gradient with respect to the result, of its shape. Sums are
+    float32, or float64 for float64.
 
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
@@ -72,12 +74,9 @@ class GridSampling(DnnPart[D]):
 
         As ``torch.nn.functional.affine_grid``; see the class.
 
-        Args:
-            theta: matrices, shape (batch, 2, 3) or (batch, 3, 4).
-            size: shape of the samples, (batch, channels, ...space), channels first.
-            align_corners: whether -1 and 1 are the centres of the outermost elements, instead of
-                their outer edges.
-            out: where to put the result. Made if absent.
+        ``theta`` are matrices, shape (batch, 2, 3) or (batch, 3, 4). ``size`` is the shape of the
+        samples, (batch, channels, ...space), channels first. ``align_corners`` is as for
+        ``grid_sample``.
 
         Returns:
             Shape (batch, ...space, dimensions of space); the last dimension comes first.
@@ -88,10 +87,9 @@ class GridSampling(DnnPart[D]):
         require_shape(theta, (places[0], dims, dims + 1), "theta")
         shape = (places[0], *places[2:], dims)
         aligned = flag(align_corners, "align_corners")
-        call = _Affine(places[0], places[2:], theta.dtype.name, aligned, backward=False)
-        return self._sampled(
-            "affine_grid", {"theta": ("theta", theta)}, shape, out, call.message, "grid"
-        )
+        message = partial(AffineGrid, places[0], places[2:], theta.dtype.name, aligned, False)
+        inputs = {"theta": ("theta", theta)}
+        return self._sampled("affine_grid", inputs, shape, out, message, "grid")
 
     @op
     def affine_grid_grad(
@@ -101,15 +99,9 @@ class GridSampling(DnnPart[D]):
         align_corners: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Gradient of ``affine_grid`` with respect to ``theta``; see the class.
+        """Gradient of ``affine_grid`` with respect to ``theta``, of its shape; see the class.
 
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            align_corners: as ``affine_grid`` had it.
-            out: where to put the gradient. Made if absent.
-
-        Returns:
-            Shape of ``theta``.
+        ``align_corners`` is as ``affine_grid`` had it.
         """
         require_readable(grad, self.home.memory, "grad")
         dims = grad.ndim - 2
@@ -119,11 +111,9 @@ class GridSampling(DnnPart[D]):
             )
         aligned = flag(align_corners, "align_corners")
         batch, places = grad.shape[0], grad.shape[1:-1]
-        call = _Affine(batch, places, grad.dtype.name, aligned, backward=True)
-        shape = (batch, dims, dims + 1)
-        return self._sampled(
-            "affine_grid_grad", {"grid": ("grad", grad)}, shape, out, call.message, "theta"
-        )
+        message = partial(AffineGrid, batch, places, grad.dtype.name, aligned, True)
+        inputs, shape = {"grid": ("grad", grad)}, (batch, dims, dims + 1)
+        return self._sampled("affine_grid_grad", inputs, shape, out, message, "theta")
 
     @op
     def grid_sample(
@@ -181,20 +171,10 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``grid_sample`` with respect to ``x``; see the class.
 
-        Other arguments are those of ``grid_sample``.
-
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            grid: argument of ``grid_sample``.
-            shape: shape of ``x``.
-            mode: as ``grid_sample`` had it.
-            padding_mode: as ``grid_sample`` had it.
-            align_corners: as ``grid_sample`` had it.
-            deterministic: whether sums are made in the order of the positions, each channel by one
-                thread, which takes longer. Otherwise they may be rounded differently each time on
-                CUDA. The default is the device's own setting.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        ``shape`` is that of ``x``; other arguments are those of ``grid_sample``. With
+        ``deterministic`` sums are made in the order of the positions, each channel by one thread,
+        which takes longer. Otherwise they may be rounded differently each time on CUDA. The default
+        is the device's own setting.
         """
         require_readable(grad, self.home.memory, "grad")
         like = _sizes(shape, "shape")
@@ -224,11 +204,8 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``grid_sample`` with respect to ``grid``; see the class.
 
-        It is 0 for ``"nearest"``, and beyond the ends with ``"border"``. Other arguments are those
-        of ``grid_sample``; ``grad`` is the gradient with respect to its result, of its shape.
-
-        Returns:
-            Shape of ``grid``.
+        It has the shape of ``grid``, and is 0 for ``"nearest"``, and beyond the ends with
+        ``"border"``. Other arguments are those of ``grid_sample``.
         """
         require_readable(grad, self.home.memory, "grad")
         require_readable(x, self.home.memory, "x")
@@ -288,18 +265,11 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Sums of columns at the places of their windows. ``unfold`` is its gradient.
 
-        As ``torch.nn.functional.fold``, for one to three dimensions of space; see the class.
-
-        Args:
-            x: columns, shape (batch, channels * elements of a window, places).
-            output_size: space of the images. Its length, or that of ``window``, is the number of
-                dimensions; two, if all are single numbers.
-            window: its size, one number or one for each dimension of space.
-            stride: how far it moves.
-            padding: how many elements on both sides are left out of the images.
-            dilation: distance of the elements of a window.
-            layout: where channels of the result are; by default first.
-            out: where to put the result. Made if absent.
+        As ``torch.nn.functional.fold``, for one to three dimensions of space; see the class. ``x``
+        has shape (batch, channels * elements of a window, places), and ``output_size`` is the space
+        of the images. Its length, or that of ``window``, is the number of dimensions; two, if all
+        are single numbers. ``padding`` is how many elements on both sides are left out of the
+        images, and ``layout`` is that of the result. Other arguments are those of ``unfold``.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
@@ -371,16 +341,10 @@ class GridSampling(DnnPart[D]):
         As ``torch.nn.functional.max_unpool2d``. If windows overlap, an index may come several
         times. Then one of the elements is there: the last one on the CPU, any of them on CUDA.
 
-        Args:
-            x: elements.
-            indices: int64 of the same shape. One that is out of range is a ``ValueError`` on the
-                CPU; on CUDA its element goes nowhere.
-            window: as ``max_pool_with_indices`` had it.
-            stride: how far it moves; by default its own size.
-            padding: how much was added on both sides.
-            output_size: space of the result; by default the least that has all these windows.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
+        ``indices`` are int64 of the shape of ``x``. One that is out of range is a ``ValueError`` on
+        the CPU; on CUDA its element goes nowhere. ``output_size`` is the space of the result; by
+        default the least that has all these windows. Other arguments are those of
+        ``max_pool_with_indices``.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
@@ -415,13 +379,8 @@ class GridSampling(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``max_unpool`` with respect to ``x``: the elements of ``grad`` at indices.
 
-        An index that comes several times gets the same element each time.
-
-        Args:
-            grad: gradient with respect to the result, of its shape.
-            indices: as ``max_unpool`` had them.
-            layout: where channels are; by default first.
-            out: where to put the gradient. Made if absent.
+        An index that comes several times gets the same element each time. ``indices`` are as
+        ``max_unpool`` had them.
 
         Returns:
             Shape of ``indices``, dtype of ``grad``.
@@ -518,19 +477,6 @@ class GridSampling(DnnPart[D]):
         return Request(LANE, f"dnn.{name}", prepare)
 
 
-class _Affine:
-    """Checked positions made of matrices."""
-
-    def __init__(
-        self, batch: int, places: tuple[int, ...], dtype: str, aligned: bool, *, backward: bool
-    ) -> None:
-        self._numbers = (batch, places, dtype, aligned, backward)
-
-    def message(self, *, theta: Any, grid: Any) -> AffineGrid:
-        """Return the message for the lane, with its addresses."""
-        return AffineGrid(*self._numbers, theta, grid)
-
-
 class _Samples:
     """Checked samples of images.
 
@@ -568,17 +514,12 @@ class _Samples:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         result = _tensor(image, (*image.shape[:2], *grid.shape[1:-1]), last=image.last)
         self.shape = physical(result.shape, last=image.last)
-        self._tensors = (image, result)
-        self._mode, self._padding = mode, padding_mode
-        self._aligned = flag(align_corners, "align_corners")
+        aligned = flag(align_corners, "align_corners")
+        self._options = (image, result, mode, padding_mode, aligned)
 
     def message(self, kind: Any, *, ordered: bool = False) -> Callable[..., SampleGrid]:
         """Return a function that makes the message for the lane from its addresses."""
-        image, result = self._tensors
-        mode, padding, aligned = self._mode, self._padding, self._aligned
-        return lambda **places: SampleGrid(
-            kind, image, result, mode, padding, aligned, ordered, **places
-        )
+        return partial(SampleGrid, kind, *self._options, ordered)
 
 
 class _WindowMoves(NamedTuple):
@@ -593,7 +534,7 @@ class _WindowMoves(NamedTuple):
 
     def message(self, kind: Any) -> Callable[..., MoveWindows]:
         """Return a function that makes the message for the lane from its addresses."""
-        return lambda **places: MoveWindows(kind, *self, **places)
+        return partial(MoveWindows, kind, *self)
 
 
 class _Columns:
