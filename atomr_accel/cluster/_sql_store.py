@@ -27,13 +27,9 @@ from ._processes import boot_id
 from ._store import (
     Snapshots,
     StoreEntry,
-    StoreLease,
+    StoreOfRows,
     StoreRow,
-    check_lease,
     differs,
-    extend,
-    swap,
-    take,
 )
 
 if TYPE_CHECKING:
@@ -115,30 +111,28 @@ def _scan(prefix: str) -> Callable[[_SqlRows], tuple[list[StoreRow], float]]:
     return lambda rows: (rows.scan(prefix), rows.now())
 
 
-class _ThreadedStore:
+class _ThreadedStore(StoreOfRows):
     """A store of functions that wait. Those that begin with ``_`` run in a thread."""
 
     def __init__(self) -> None:
         self._limiter: Final = trio.CapacityLimiter(1)
-
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
-        """Take leases; see `FencingStore`."""
-        check_lease(keys, seconds)
-        return await self._done(lambda rows: take(rows, keys, holder, seconds))
-
-    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
-        """Renew or release leases; see `FencingStore`."""
-        check_lease((), seconds)
-        return await self._done(lambda rows: extend(rows, leases, seconds))
-
-    async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
-    ) -> int:
-        """Set a value; see `FencingStore`."""
-        return await self._done(lambda rows: swap(rows, key, value, version, fence))
+        self._connection: Any = None
 
     async def _done(self, function: Callable[[_SqlRows], T], *, writes: bool = True) -> T:
         return await in_thread(partial(self._transact, function, writes), self._limiter)
+
+    @asynccontextmanager
+    async def _while_open(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await in_thread(self._close, self._limiter)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     @abstractmethod
     def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
@@ -157,7 +151,6 @@ class SqliteStore(_ThreadedStore):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path: Final = path
-        self._connection: sqlite3.Connection | None = None
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -186,11 +179,6 @@ class SqliteStore(_ThreadedStore):
         except BaseException:
             connection.close()
             raise
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -267,11 +255,8 @@ async def open_sqlite_store(path: str | os.PathLike[str]) -> AsyncIterator[Sqlit
         await in_thread(store._open, store._limiter)
     except (sqlite3.Error, OSError) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}", maybe_done=False) from error
-    try:
+    async with store._while_open():
         yield store
-    finally:
-        with trio.CancelScope(shield=True):
-            await in_thread(store._close, store._limiter)
 
 
 _IDLE: Final = 500
@@ -302,7 +287,6 @@ class PostgresStore(_ThreadedStore):
     def __init__(self, conninfo: str) -> None:
         super().__init__()
         self._conninfo: Final = conninfo
-        self._connection: Any = None
 
     def __repr__(self) -> str:
         return "PostgresStore(...)"  # a connection string may have a password
@@ -333,11 +317,6 @@ class PostgresStore(_ThreadedStore):
                 " value bytea, version bigint NOT NULL, holder text, epoch bigint NOT NULL,"
                 " expires double precision NOT NULL)"
             )
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
         import psycopg
@@ -443,8 +422,5 @@ async def open_postgres_store(conninfo: str) -> AsyncIterator[PostgresStore]:
     """
     store = PostgresStore(conninfo)
     await in_thread(store._open, store._limiter, abandon=True)
-    try:
+    async with store._while_open():
         yield store
-    finally:
-        with trio.CancelScope(shield=True):
-            await in_thread(store._close, store._limiter)

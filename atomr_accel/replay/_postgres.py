@@ -80,7 +80,6 @@ class PostgresStorage(ThreadedStorage):
         super().__init__()
         self._conninfo: Final = conninfo
         self._name: Final = check_name(name)
-        self._connection: Any = None
         self._journal = 0
 
     def __repr__(self) -> str:
@@ -247,13 +246,3 @@ class PostgresStorage(ThreadedStorage):
             )
             row = found.fetchone()
         return row[0] if row is not None and isinstance(row[0], bytes) else None
-
-    def _opened(self) -> Any:
-        if self._connection is None:
-            raise JournalError(f"{self!r} is used outside of the block of its open()")
-        return self._connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
