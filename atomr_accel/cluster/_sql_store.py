@@ -180,7 +180,7 @@ class SqliteStore(_ThreadedStore):
             connection.close()
             raise
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Any:
         if self._connection is None:
             raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
         return self._connection
