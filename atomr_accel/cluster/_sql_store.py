@@ -215,7 +215,7 @@ class SqliteStore(_ThreadedStore):
 
         def version() -> int:
             # Changes by this connection itself do not count in data_version.
-            connection = self._opened()
+            connection: sqlite3.Connection = self._opened()
             try:
                 (other,) = connection.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:

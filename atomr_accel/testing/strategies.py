@@ -360,8 +360,7 @@ class DeviceMachine(_StateMachine):
     def fault(self, data: st.DataObject) -> None:
         """Cause a fault, after which the device has another generation."""
         before = self.generation
-        fault = data.draw(self.causes)
-        self.device.run(lambda device: fault.cause(device))
+        self.device.run(data.draw(self.causes).cause)
         assert self.generation > before
 
     @invariant()
