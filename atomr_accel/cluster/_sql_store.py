@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +20,7 @@ import trio
 from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors.blocks import opens
-from ..device.data.transfer import in_thread
+from ..device.data.transfer import in_thread, opened_in_thread
 from ._errors import StoreUnavailable
 from ._processes import boot_id
 from ._store import (
@@ -368,31 +367,16 @@ class PostgresStore(_ThreadedStore):
                 listener.close()
 
     async def _listening(self) -> Any:
-        lock, wanted = threading.Lock(), True
-        made: list[Any] = []
-
-        def connect() -> None:
+        def connect() -> Any:
             connection = self._connected()
             try:
                 connection.execute("LISTEN atomr_accel_cluster")
             except BaseException:
                 connection.close()
                 raise
-            with lock:
-                if wanted:
-                    made.append(connection)
-                    return
-            connection.close()
+            return connection
 
-        try:
-            await in_thread(connect, trio.CapacityLimiter(1), abandon=True)
-        except BaseException:
-            with lock:
-                wanted = False
-            for connection in made:
-                connection.close()
-            raise
-        return made.pop()
+        return await opened_in_thread(connect)
 
 
 def _drain(listener: Any, prefix: str) -> bool:

@@ -35,8 +35,6 @@ from ._sampling import DraftTree, Logits, Sampling, accept
 from ._verdict import Verdict
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._drafts import Draft
     from ._observer import Observer
 
@@ -357,12 +355,7 @@ class Generation(metaclass=NoPublicConstructor):
         """Itself; leaving the block ends it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._leave()
 
     def _end(self, error: Exception | None = None) -> None:

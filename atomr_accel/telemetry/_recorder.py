@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from trio.lowlevel import current_task
 
@@ -41,11 +41,24 @@ _OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
 Notes = tuple[list[_OpsNote], list[_Later], list[Any]]
 
+_K = TypeVar("_K")
+
 _Key = tuple["ActorRef", int]
 """A message to an actor, by its id."""
 
 _SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
 """Events of a message; at ``_ENDED`` its asker continues."""
+
+
+def taken(sent: dict[_K, list[int]], key: _K) -> int:
+    """Return when a message was sent that waits no more; 0 if that is not known."""
+    waiting = sent.get(key)
+    if not waiting:
+        return 0
+    at = waiting.pop(0)
+    if not waiting:
+        del sent[key]
+    return at
 
 
 @final
@@ -392,7 +405,7 @@ class Recorder(DeviceInstrument):
             if who:
                 self._asked[who] = at, kind
         elif what == _STARTED:
-            self._started[key] = self._taken(key) or at, at
+            self._started[key] = taken(self._sent, key) or at, at
         elif what == _FINISHED:
             if key in self._started:
                 self._add_message(ref, kind, who, *self._started.pop(key), at)
@@ -401,19 +414,9 @@ class Recorder(DeviceInstrument):
                 begun, asked = self._asked.pop(who)
                 self._add_ask(kind, asked, ref, begun, at)
             if key not in self._started:  # taken back
-                self._taken(key)
+                taken(self._sent, key)
         else:
-            self._taken(key)
-
-    def _taken(self, key: _Key) -> int:
-        """When a message was sent that waits no more; 0 if that is not known."""
-        waiting = self._sent.get(key)
-        if not waiting:
-            return 0
-        sent = waiting.pop(0)
-        if not waiting:
-            del self._sent[key]
-        return sent
+            taken(self._sent, key)
 
     def _add_ask(
         self, task: str, message: type[Message[Any]], ref: ActorRef, start: int, end: int
