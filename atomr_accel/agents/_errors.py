@@ -43,7 +43,7 @@ class _AboutIds(AgentError):
         self.ids: Final = tuple(ids)
 
 
-class _Missing(AgentError, KeyError):
+class _AbsentKey(AgentError, KeyError):
     """Something is not there."""
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class IdTaken(_AboutIds, ValueError):
     """Ids that an insert would add are in the index already. Nothing was written."""
 
 
-class IdUnknown(_AboutIds, _Missing):
+class IdUnknown(_AboutIds, _AbsentKey):
     """Ids that are not in the index. Nothing was written."""
 
 
@@ -80,7 +80,7 @@ class FilesFailed(AgentError):
     """
 
 
-class NameUnknown(_Missing):
+class NameUnknown(_AbsentKey):
     """Shared state, or a collection of documents, does not have that name."""
 
 
@@ -99,5 +99,5 @@ class ThreadBusy(AgentError):
     """A run of this thread is in progress, and each thread has one at a time."""
 
 
-class ThreadUnknown(_Missing):
+class ThreadUnknown(_AbsentKey):
     """Nothing is kept of this thread, or not that step."""

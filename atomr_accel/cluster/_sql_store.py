@@ -23,13 +23,7 @@ from ..actors.blocks import opens
 from ..device.data.transfer import in_thread, opened_in_thread
 from ._errors import StoreUnavailable
 from ._processes import boot_id
-from ._store import (
-    Snapshots,
-    StoreEntry,
-    StoreOfRows,
-    StoreRow,
-    differs,
-)
+from ._store import Snapshots, StoreEntry, StoreOfRows, StoreRow, differs
 
 if TYPE_CHECKING:
     import os

@@ -281,7 +281,7 @@ class _MemoryWatch:
 
 
 class StoreOfRows:
-    """Base of stores: what they do to their rows, each time in a transaction."""
+    """Base of stores: their calls, each a function of the rows in one transaction."""
 
     async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         """Take leases; see `FencingStore`."""

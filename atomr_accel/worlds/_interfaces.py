@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 OnAnswer = Callable[[Exception | None], object]
-"""Function that a member's answer is told to: an error, or None."""
+"""Callback for the answer of a member: an error, or None."""
 
 
 class Meeting(Protocol):

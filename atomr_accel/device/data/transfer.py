@@ -130,8 +130,8 @@ async def in_thread(
 async def opened_in_thread(open_one: Callable[[], Any]) -> Any:
     """Open something that can be closed, such as a connection, in a thread.
 
-    Nothing can end an attempt, so it may outlast a call that is cancelled, and what it opens is
-    closed then. It takes no part in anybody's turns.
+    Nothing can end an attempt, so it may outlast a cancelled call. Its result is then closed. The
+    thread is not among those of a limiter.
     """
     lock, wanted = threading.Lock(), True
     made: list[Any] = []
