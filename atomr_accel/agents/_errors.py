@@ -29,8 +29,8 @@ class AgentError(AccelError):
     """Base of the errors of `atomr_accel.agents`."""
 
 
-class IdTaken(AgentError, ValueError):
-    """Ids that an insert would add are in the index already. Nothing was written.
+class _AboutIds(AgentError):
+    """An error that says which ids it is about.
 
     Attributes:
         ids: these ids, at most ten of them.
@@ -43,21 +43,19 @@ class IdTaken(AgentError, ValueError):
         self.ids: Final = tuple(ids)
 
 
-class IdUnknown(AgentError, KeyError):
-    """Ids that are not in the index. Nothing was written.
-
-    Attributes:
-        ids: these ids, at most ten of them.
-    """
-
-    _fields = ("ids",)
-
-    def __init__(self, message: str, *, ids: Sequence[int]) -> None:
-        super().__init__(message)
-        self.ids: Final = tuple(ids)
+class _AbsentKey(AgentError, KeyError):
+    """Something is not there."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr
+
+
+class IdTaken(_AboutIds, ValueError):
+    """Ids that an insert would add are in the index already. Nothing was written."""
+
+
+class IdUnknown(_AboutIds, _AbsentKey):
+    """Ids that are not in the index. Nothing was written."""
 
 
 class FilesDamaged(AgentError):
@@ -82,11 +80,8 @@ class FilesFailed(AgentError):
     """
 
 
-class NameUnknown(AgentError, KeyError):
+class NameUnknown(_AbsentKey):
     """Shared state, or a collection of documents, does not have that name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError would show its repr
 
 
 class LeaseLost(AgentError):
@@ -104,8 +99,5 @@ class ThreadBusy(AgentError):
     """A run of this thread is in progress, and each thread has one at a time."""
 
 
-class ThreadUnknown(AgentError, KeyError):
+class ThreadUnknown(_AbsentKey):
     """Nothing is kept of this thread, or not that step."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError would show its repr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ._tables import AT_ONCE, CheckedTables, checksum
 
@@ -133,31 +133,28 @@ class PassageTable(CheckedTables):
 
     def of(self, name: str) -> list[int]:
         """Return the ids of a document's passages."""
-        with self._told():
-            rows = self._connection.execute(
-                "SELECT id FROM passages WHERE document ="
-                " (SELECT key FROM documents WHERE name = ?) ORDER BY id",
-                (name,),
-            )
-            return [number for (number,) in rows]
+        return self._column(
+            "SELECT id FROM passages WHERE document ="
+            " (SELECT key FROM documents WHERE name = ?) ORDER BY id",
+            name,
+        )
 
     def names(self, *, whole: bool) -> list[str]:
         """Return the names of documents that are whole, or of those that are not."""
-        with self._told():
-            rows = self._connection.execute(
-                "SELECT name FROM documents WHERE whole = ? ORDER BY key", (whole,)
-            )
-            return [name for (name,) in rows]
+        return self._column("SELECT name FROM documents WHERE whole = ? ORDER BY key", whole)
 
     def ids(self, *, whole: bool) -> list[int]:
         """Return the ids of all passages of documents that are whole, or of those that are not."""
+        return self._column(
+            "SELECT id FROM passages JOIN documents ON documents.key = passages.document"
+            " WHERE whole = ?",
+            whole,
+        )
+
+    def _column(self, query: str, *values: object) -> list[Any]:
+        """Return the first column of what a query finds."""
         with self._told():
-            rows = self._connection.execute(
-                "SELECT id FROM passages JOIN documents ON documents.key = passages.document"
-                " WHERE whole = ?",
-                (whole,),
-            )
-            return [number for (number,) in rows]
+            return [row[0] for row in self._connection.execute(query, values)]
 
     def remove(self, name: str) -> None:
         """Remove a document and its passages."""
@@ -178,14 +175,13 @@ class PassageTable(CheckedTables):
         words = " OR ".join(f'"{word}"' for word in dict.fromkeys(_WORDS.findall(question)))
         if not words:
             return []
-        with self._told():
-            rows = self._connection.execute(
-                "SELECT words.rowid FROM words JOIN passages ON passages.id = words.rowid"
-                " JOIN documents ON documents.key = passages.document"
-                " WHERE words MATCH ? AND whole ORDER BY bm25(words), words.rowid LIMIT ?",
-                (words, most),
-            )
-            return [number for (number,) in rows]
+        return self._column(
+            "SELECT words.rowid FROM words JOIN passages ON passages.id = words.rowid"
+            " JOIN documents ON documents.key = passages.document"
+            " WHERE words MATCH ? AND whole ORDER BY bm25(words), words.rowid LIMIT ?",
+            words,
+            most,
+        )
 
     def read(self, ids: Sequence[int]) -> dict[int, Passage]:
         """Return passages of whole documents by id; others are left out."""

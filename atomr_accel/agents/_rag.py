@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
@@ -307,10 +313,18 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
                 await self._index.delete(number)
         await self._turns.run(self._table.remove, name)
 
-    def _call(self) -> _Counted:
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Count a call in progress."""
         if self._closed:
             raise Closed("the documents' block was left")
-        return _Counted(self)
+        self._in_progress += 1
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
 
     # --- the service ------------------------------------------------------------------------
 
@@ -358,21 +372,6 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
     @handler
     async def _on_add(self, message: AddDocument) -> int:
         return await self.add(message.name, message.text)
-
-
-class _Counted:
-    """A call in progress."""
-
-    def __init__(self, rag: RagPipeline) -> None:
-        self._rag = rag
-
-    def __enter__(self) -> None:
-        self._rag._in_progress += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._rag._in_progress -= 1
-        if not self._rag._in_progress:
-            self._rag._idle.set()
 
 
 def _check_together(table: PassageTable, index: VectorIndex, path: object) -> None:

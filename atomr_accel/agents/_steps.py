@@ -390,14 +390,17 @@ class StepGraph(Generic[S]):
             *(target for many, target in self._joins if name in many),
         ]
 
+    def _all_followers(self, name: str) -> list[str]:
+        branches = self._branches.get(name, ())
+        return [*self._followers(name), *(each for one in branches for each in one.targets)]
+
     def _reached(self) -> set[str]:
         reached, todo = {START}, [START]
         while todo:
             name = todo.pop()
-            after = self._followers(name)
-            after += [each for one in self._branches.get(name, ()) for each in one.targets]
-            todo += {*after} - reached - {END}
-            reached |= {*after} - {END}
+            after = {*self._all_followers(name)} - {END}
+            todo += after - reached
+            reached |= after
         return reached
 
     def _refuse_cycles(self) -> None:
@@ -422,9 +425,7 @@ class StepGraph(Generic[S]):
     def _chained(self) -> StepPlan[S]:
         into: dict[str, int] = dict.fromkeys([*self._nodes, END], 0)
         for source in [START, *self._nodes]:
-            after = self._followers(source)
-            after += [each for one in self._branches.get(source, ()) for each in one.targets]
-            for each in after:
+            for each in self._all_followers(source):
                 into[each] += 1
 
         def follows(name: str) -> str | None:

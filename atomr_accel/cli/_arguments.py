@@ -165,13 +165,8 @@ def _port(text: str) -> int:
     return value
 
 
-for _kind, _name in (
-    (_seconds, "number"),
-    (_natural, "number"),
-    (_index, "number"),
-    (_port, "number"),
-):
-    _kind.__name__ = _name  # argparse names it where text is no number at all
+for _kind in (_seconds, _natural, _index, _port):
+    _kind.__name__ = "number"  # argparse names it where text is no number at all
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,7 @@ async def ask_node(
 ) -> Any:
     name, body = cluster._table.encode(message)
     if node == cluster.node:
-        cluster._check_running()
+        cluster._running()
         return await cluster._local(target).ask(message)
     answer = await cluster._peer(node).ask(target, key, name, body)
     return cluster._table.decode_reply(type(message), answer)
@@ -50,7 +50,7 @@ async def ask_node(
 def tell_node(cluster: Any, node: str, target: str, message: Message[Any]) -> None:
     name, body = cluster._table.encode(message)
     if node == cluster.node:
-        cluster._check_running()
+        cluster._running()
         cluster._local(target).tell(message)
     else:
         cluster._peer(node).tell(target, name, body)
@@ -77,7 +77,7 @@ async def ask_entity(cluster: Any, kind: str, key: str, message: Message[Any]) -
     name, body = cluster._table.encode(message)
     shard = shard_of(kind, key, cluster._settings.shards)
     while True:
-        cluster._check_running()
+        cluster._running()
         changed, owner = cluster._changed, cluster._owner(shard)
         try:
             if owner == cluster.node:

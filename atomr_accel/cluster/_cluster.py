@@ -382,7 +382,7 @@ class Cluster(Service):
             body: the call.
         """
         if node == self.node:
-            self._check_running()
+            self._running()
             return await self._answer_device(target, body, self._own, MessageTurn())
         return await self._peer(node).ask(target, None, "", body)
 
@@ -476,9 +476,7 @@ class Cluster(Service):
         return await self.entity(kind, key).ask(message)
 
     def _start(self, function: Callable[..., Any], *args: Any) -> None:
-        if self._nursery is None:
-            raise ActorStopped(f"node {self.node!r} has left the cluster", path=self.node)
-        self._nursery.start_soon(function, *args)
+        self._running().start_soon(function, *args)
 
     def _hello(self) -> HelloFrame:
         return HelloFrame(
@@ -710,9 +708,10 @@ class Cluster(Service):
             self._peers[node] = peer
         return peer
 
-    def _check_running(self) -> None:
+    def _running(self) -> trio.Nursery:
         if self._nursery is None:
             raise ActorStopped(f"node {self.node!r} has left the cluster", path=self.node)
+        return self._nursery
 
     # --- answering others
 

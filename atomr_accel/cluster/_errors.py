@@ -15,6 +15,8 @@ AccelError
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .._errors import AccelError
 
 
@@ -22,53 +24,46 @@ class ClusterError(AccelError):
     """Base of the errors of clusters."""
 
 
-class NodeUnreachable(ClusterError):
-    """No connection to the node could be made. The message was not handled.
+class _AboutANode(ClusterError):
+    """An error that says which node it is about.
 
     Attributes:
         node: the node's name.
     """
 
-    _fields = ("node",)
+    _fields: ClassVar[tuple[str, ...]] = ("node",)
 
     def __init__(self, message: str, *, node: str) -> None:
         super().__init__(message)
         self.node = node
 
 
-class ConnectionLost(ClusterError):
+class NodeUnreachable(_AboutANode):
+    """No connection to the node could be made. The message was not handled."""
+
+
+class ConnectionLost(_AboutANode):
     """The connection to a node ended before the answer came.
 
     A local ``ask`` has no such error. Repeat the message if it was not handled, or if handling it
     twice does no harm.
 
     Attributes:
-        node: the node's name.
         maybe_handled: False if the message certainly was not handled.
     """
 
     _fields = ("node", "maybe_handled")
 
     def __init__(self, message: str, *, node: str, maybe_handled: bool) -> None:
-        super().__init__(message)
-        self.node = node
+        super().__init__(message, node=node)
         self.maybe_handled = maybe_handled
 
 
-class RayNodeLost(ClusterError):
+class RayNodeLost(_AboutANode):
     """A node on Ray has ended, was not there in time, or does not live by its lease.
 
     `open_ray_cluster` raises it for a node that never joined, and starts later ones again.
-
-    Attributes:
-        node: the node's name.
     """
-
-    _fields = ("node",)
-
-    def __init__(self, message: str, *, node: str) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 class PeerRefused(ClusterError):

@@ -58,6 +58,21 @@ class _Shard:
         self.changed.set()
         self.changed = trio.Event()
 
+    def end(self) -> None:
+        """Have no lease any more: the instances count no more."""
+        self.lease, self.leaving = None, True
+        for place in self.places.values():
+            if place.seat is not None:
+                place.seat.broken = True
+        self.change()
+
+    def place(self, kind: type[Entity[Any]], key: str) -> EntityPlace:
+        """Return the place of an entity."""
+        place = self.places.get((kind.__name__, key))
+        if place is None:
+            place = self.places[kind.__name__, key] = EntityPlace(kind, key, trio.Lock())
+        return place
+
 
 class Region:
     """Shards of entities on this node.
@@ -185,11 +200,7 @@ class Region:
         _log.warning("the lease of shard %d was lost", number)
         del self._shards[number]
         self.dropped += 1
-        shard.lease, shard.leaving = None, True
-        for place in shard.places.values():
-            if place.seat is not None:
-                place.seat.broken = True
-        shard.change()
+        shard.end()
         self._orphans.extend(place.ref for place in shard.places.values() if place.ref is not None)
 
     async def tidy(self) -> None:
@@ -264,11 +275,7 @@ class Region:
         shards, self._shards = [*self._shards.values()], {}
         self._orphans.clear()
         for shard in shards:
-            shard.lease, shard.leaving = None, True
-            for place in shard.places.values():
-                if place.seat is not None:
-                    place.seat.broken = True
-            shard.change()
+            shard.end()
 
     # --- messages
 
@@ -282,7 +289,6 @@ class Region:
             MailboxFull: too many messages wait for the shard.
             Exception: what its handler raised.
         """
-        kind = self._kinds[kind_name]
         number = shard_of(kind_name, key, self._settings.shards)
         shard = self._shards.get(number)
         if shard is None and number in self.assigned:
@@ -293,9 +299,7 @@ class Region:
             raise MailboxFull(
                 f"{shard.waiting} messages wait for shard {number}", path=f"{kind_name}/{key}"
             )
-        place = shard.places.get((kind_name, key))
-        if place is None:
-            place = shard.places[kind_name, key] = EntityPlace(kind, key, trio.Lock())
+        place = shard.place(self._kinds[kind_name], key)
         waits = shard.lease is None
         shard.in_flight += 1
         shard.waiting += waits
@@ -398,9 +402,7 @@ class Region:
             for key in keys:
                 if shard.lease is not lease or shard.leaving:
                     return
-                place = shard.places.get((name, key))
-                if place is None:
-                    place = shard.places[name, key] = EntityPlace(kind, key, trio.Lock())
+                place = shard.place(kind, key)
                 place.users += 1
                 try:
                     async with place.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
@@ -232,7 +233,7 @@ class RemoteDevice(metaclass=NoPublicConstructor):
 
     def statistics(self) -> dict[str, int]:
         """Return the number of buffers held (``"buffers"``) and their bytes (``"bytes"``)."""
-        sizes = [each.dtype.itemsize * _count(each.shape) for each in self._buffers.values()]
+        sizes = [each.dtype.itemsize * math.prod(each.shape) for each in self._buffers.values()]
         return {"buffers": len(sizes), "bytes": sum(sizes)}
 
     async def close(self) -> None:
@@ -245,13 +246,6 @@ class RemoteDevice(metaclass=NoPublicConstructor):
                 except ClusterError:
                     break  # the connection has ended, and has freed them
         self._buffers.clear()
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for each in shape:
-        count *= each
-    return count
 
 
 def device_of(cluster: Cluster, name: str) -> RemoteDevice:

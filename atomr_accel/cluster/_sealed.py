@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -54,6 +55,11 @@ class SealedListing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     def digest(self) -> str:
         """Return the digest."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return math.prod(self.shape) * as_dtype(self.dtype).itemsize
 
 
 @dataclass(eq=False)
@@ -248,18 +254,11 @@ def _check(listing: SealedListing, digest: str) -> None:
     """Raise a ValueError for a listing of another digest, or with other chunks than here."""
     if listing.digest() != digest:
         raise ValueError("it has another hash")
-    if listing.chunk != CHUNK or -(-_bytes(listing) // CHUNK) != len(listing.hashes):
+    if listing.chunk != CHUNK or -(-listing.nbytes // CHUNK) != len(listing.hashes):
         raise ValueError(f"it is of chunks of {listing.chunk} bytes")
-
-
-def _bytes(listing: SealedListing) -> int:
-    size = as_dtype(listing.dtype).itemsize
-    for each in listing.shape:
-        size *= each
-    return size
 
 
 def _begun(digest: str, listing: SealedListing) -> _Download:
     count = len(listing.hashes)
-    host = np.empty(_bytes(listing), np.uint8)
+    host = np.empty(listing.nbytes, np.uint8)
     return _Download(digest, host, listing, deque(range(count)), count)

@@ -14,11 +14,11 @@ import trio
 from .. import AccelError, GpuRef, GpuRefStale, Unsupported
 from .._dtypes import as_dtype
 from ..libraries.registry import catalogue
+from ._sealed import SealedShelf
 
 if TYPE_CHECKING:
     from .. import Device
     from ._peer import Holdings, MessageTurn
-    from ._sealed import SealedShelf
 
 METHODS: Final = frozenset(
     {"put", "get", "empty", "zeros", "full", "fill", "copy", "free", "statistics", "seal"}
@@ -157,10 +157,6 @@ def _request(device: Device, call: DeviceCallBody) -> Any:
     return getattr(owner, method)(*call.args, **call.kwargs)
 
 
-async def _offered(shelf: SealedShelf, device: Device, ref: GpuRef) -> str:
-    return await shelf.offer(device, ref)
-
-
 async def _fetched(shelf: SealedShelf, device: Device, digest: str) -> GpuRef:
     return await shelf.fetch(digest, device)
 
@@ -176,7 +172,7 @@ async def _forgotten(_shelf: SealedShelf, _device: Device, _ref: GpuRef) -> None
 
 
 _SHELVED: Final[dict[str, Any]] = {
-    "offer": _offered,
+    "offer": SealedShelf.offer,
     "fetch": _fetched,
     "withdraw": _withdrawn,
 }

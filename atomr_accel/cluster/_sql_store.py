@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,20 +20,10 @@ import trio
 from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors.blocks import opens
-from ..device.data.transfer import in_thread
+from ..device.data.transfer import in_thread, opened_in_thread
 from ._errors import StoreUnavailable
 from ._processes import boot_id
-from ._store import (
-    Snapshots,
-    StoreEntry,
-    StoreLease,
-    StoreRow,
-    check_lease,
-    differs,
-    extend,
-    swap,
-    take,
-)
+from ._store import Snapshots, StoreEntry, StoreOfRows, StoreRow, differs
 
 if TYPE_CHECKING:
     import os
@@ -115,30 +104,28 @@ def _scan(prefix: str) -> Callable[[_SqlRows], tuple[list[StoreRow], float]]:
     return lambda rows: (rows.scan(prefix), rows.now())
 
 
-class _ThreadedStore:
+class _ThreadedStore(StoreOfRows):
     """A store of functions that wait. Those that begin with ``_`` run in a thread."""
 
     def __init__(self) -> None:
         self._limiter: Final = trio.CapacityLimiter(1)
-
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
-        """Take leases; see `FencingStore`."""
-        check_lease(keys, seconds)
-        return await self._done(lambda rows: take(rows, keys, holder, seconds))
-
-    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
-        """Renew or release leases; see `FencingStore`."""
-        check_lease((), seconds)
-        return await self._done(lambda rows: extend(rows, leases, seconds))
-
-    async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
-    ) -> int:
-        """Set a value; see `FencingStore`."""
-        return await self._done(lambda rows: swap(rows, key, value, version, fence))
+        self._connection: Any = None
 
     async def _done(self, function: Callable[[_SqlRows], T], *, writes: bool = True) -> T:
         return await in_thread(partial(self._transact, function, writes), self._limiter)
+
+    @asynccontextmanager
+    async def _while_open(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await in_thread(self._close, self._limiter)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     @abstractmethod
     def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
@@ -157,7 +144,6 @@ class SqliteStore(_ThreadedStore):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path: Final = path
-        self._connection: sqlite3.Connection | None = None
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -187,12 +173,7 @@ class SqliteStore(_ThreadedStore):
             connection.close()
             raise
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Any:
         if self._connection is None:
             raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
         return self._connection
@@ -227,7 +208,7 @@ class SqliteStore(_ThreadedStore):
 
         def version() -> int:
             # Changes by this connection itself do not count in data_version.
-            connection = self._opened()
+            connection: sqlite3.Connection = self._opened()
             try:
                 (other,) = connection.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
@@ -267,11 +248,8 @@ async def open_sqlite_store(path: str | os.PathLike[str]) -> AsyncIterator[Sqlit
         await in_thread(store._open, store._limiter)
     except (sqlite3.Error, OSError) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}", maybe_done=False) from error
-    try:
+    async with store._while_open():
         yield store
-    finally:
-        with trio.CancelScope(shield=True):
-            await in_thread(store._close, store._limiter)
 
 
 _IDLE: Final = 500
@@ -302,7 +280,6 @@ class PostgresStore(_ThreadedStore):
     def __init__(self, conninfo: str) -> None:
         super().__init__()
         self._conninfo: Final = conninfo
-        self._connection: Any = None
 
     def __repr__(self) -> str:
         return "PostgresStore(...)"  # a connection string may have a password
@@ -333,11 +310,6 @@ class PostgresStore(_ThreadedStore):
                 " value bytea, version bigint NOT NULL, holder text, epoch bigint NOT NULL,"
                 " expires double precision NOT NULL)"
             )
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
         import psycopg
@@ -389,31 +361,16 @@ class PostgresStore(_ThreadedStore):
                 listener.close()
 
     async def _listening(self) -> Any:
-        lock, wanted = threading.Lock(), True
-        made: list[Any] = []
-
-        def connect() -> None:
+        def connect() -> Any:
             connection = self._connected()
             try:
                 connection.execute("LISTEN atomr_accel_cluster")
             except BaseException:
                 connection.close()
                 raise
-            with lock:
-                if wanted:
-                    made.append(connection)
-                    return
-            connection.close()
+            return connection
 
-        try:
-            await in_thread(connect, trio.CapacityLimiter(1), abandon=True)
-        except BaseException:
-            with lock:
-                wanted = False
-            for connection in made:
-                connection.close()
-            raise
-        return made.pop()
+        return await opened_in_thread(connect)
 
 
 def _drain(listener: Any, prefix: str) -> bool:
@@ -443,8 +400,5 @@ async def open_postgres_store(conninfo: str) -> AsyncIterator[PostgresStore]:
     """
     store = PostgresStore(conninfo)
     await in_thread(store._open, store._limiter, abandon=True)
-    try:
+    async with store._while_open():
         yield store
-    finally:
-        with trio.CancelScope(shield=True):
-            await in_thread(store._close, store._limiter)

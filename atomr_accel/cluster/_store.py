@@ -7,16 +7,19 @@ SQLite's and PostgreSQL's.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, final
+from typing import Final, Protocol, TypeVar, final
 
 import trio
 from sortedcontainers import SortedDict
 
 from ..actors.util import check_instance
 from ._errors import EpochOver, VersionConflict
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +280,32 @@ class _MemoryWatch:
     changed: trio.Event = field(default_factory=trio.Event)
 
 
+class StoreOfRows:
+    """Base of stores: their calls, each a function of the rows in one transaction."""
+
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
+        """Take leases; see `FencingStore`."""
+        check_lease(keys, seconds)
+        return await self._done(lambda rows: take(rows, keys, holder, seconds))
+
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
+        """Renew or release leases; see `FencingStore`."""
+        check_lease((), seconds)
+        return await self._done(lambda rows: extend(rows, leases, seconds))
+
+    async def compare_and_set(
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
+    ) -> int:
+        """Set a value; see `FencingStore`."""
+        return await self._done(lambda rows: swap(rows, key, value, version, fence))
+
+    @abstractmethod
+    async def _done(self, function: Callable[[Rows], T]) -> T:
+        """Call a function of the rows, which no other call changes meanwhile."""
+
+
 @final
-class MemoryStore:
+class MemoryStore(StoreOfRows):
     """A fencing store inside of one program: for tests, and clusters of one program.
 
     All nodes share the instance. It is gone with the program.
@@ -304,24 +331,9 @@ class MemoryStore:
             if any(key.startswith(watch.prefix) for key in changed):
                 watch.changed.set()
 
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
-        """Take leases; see `FencingStore`."""
-        check_lease(keys, seconds)
+    async def _done(self, function: Callable[[Rows], T]) -> T:
         await trio.lowlevel.checkpoint()
-        return take(self, keys, holder, seconds)
-
-    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
-        """Renew or release leases; see `FencingStore`."""
-        check_lease((), seconds)
-        await trio.lowlevel.checkpoint()
-        return extend(self, leases, seconds)
-
-    async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
-    ) -> int:
-        """Set a value; see `FencingStore`."""
-        await trio.lowlevel.checkpoint()
-        return swap(self, key, value, version, fence)
+        return function(self)
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:

@@ -91,33 +91,31 @@ class SlabGrowth:
         Raises:
             Unsupported: the platform cannot export device memory.
         """
-        while True:
-            context = await self._core.ready()
-            async with self._growing:
-                if context is not self._core.context:
-                    continue
-                try:
-                    sizes = partial(self._core.memory.affordable, [least_slab(nbytes)])
-                    slab = await self._create(context, sizes, sealed=True, durable=False)
-                except (HostDied, StickyFault):
-                    context.report_dead()
-                    continue
-                except OutOfMemory as error:
-                    raise self._out_of_memory(nbytes) from error
-                if slab is not None:
-                    return self._core.memory.add_dedicated(slab, nbytes=nbytes)
+        sizes = partial(self._core.memory.affordable, [least_slab(nbytes)])
+
+        async def create(context: ServingContext) -> Slab | None:
+            return await self._create(context, sizes, sealed=True, durable=False)
+
+        return await self._dedicated(nbytes, create)
 
     async def managed(self, nbytes: int) -> Block:
         """An uninitialised block of managed memory that is all of its slab."""
+
+        async def create(context: ServingContext) -> Slab | None:
+            return await self._with_room(context, partial(self._create_managed, context, nbytes))
+
+        return await self._dedicated(nbytes, create)
+
+    async def _dedicated(
+        self, nbytes: int, create: Callable[[ServingContext], Awaitable[Slab | None]]
+    ) -> Block:
         while True:
             context = await self._core.ready()
             async with self._growing:
                 if context is not self._core.context:
                     continue
                 try:
-                    slab = await self._with_room(
-                        context, partial(self._create_managed, context, nbytes)
-                    )
+                    slab = await create(context)
                 except (HostDied, StickyFault):
                     context.report_dead()
                     continue
@@ -126,7 +124,7 @@ class SlabGrowth:
                         raise
                     raise self._out_of_memory(nbytes) from error
                 if slab is not None:
-                    return self._core.memory.add_dedicated(slab)
+                    return self._core.memory.add_dedicated(slab, nbytes=nbytes)
 
     async def add_slab(
         self,

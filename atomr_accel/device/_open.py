@@ -410,27 +410,9 @@ async def _open_in(
     given = {**_DEFAULTS, **settings}
     isolation: Isolation = given["isolation"]
     index = checked_numbers(index, given)
-    check_settings(
-        backend=given["backend"],
-        isolation=given["isolation"],
-        backoff=given["backoff"],
-        standby=given["standby"],
-        op_deadline=given["op_deadline"],
-        low_latency=given["low_latency"],
-        sanitizer=given["sanitizer"],
-    )
+    check_settings(given)
     given["affinity"] = cores_of(given["affinity"], isolation)
-    plan = stream_plan(
-        streams=given["streams"],
-        stream_pool=given["stream_pool"],
-        priorities=given["priorities"],
-        completion=given["completion"],
-        threads=given["threads"],
-        isolation=isolation,
-        op_deadline=given["op_deadline"],
-        deterministic=given["deterministic"],
-        sanitized=given["sanitizer"] is not None,
-    )
+    plan = stream_plan(given)
     _offer(catalogue())
     unavailable: DeviceUnavailable | None = None
     try:

@@ -100,17 +100,10 @@ def checked_numbers(index: Any, given: dict[str, Any]) -> int:
     return whole(index, "index", most=_LARGEST_INT)
 
 
-def check_settings(
-    *,
-    backend: object,
-    isolation: object,
-    backoff: object,
-    standby: object,
-    op_deadline: object,
-    low_latency: object,
-    sanitizer: object,
-) -> None:
+def check_settings(given: Mapping[str, Any]) -> None:
     """Refuse what ``open_device`` cannot mean, apart from numbers."""
+    backend, standby, backoff = given["backend"], given["standby"], given["backoff"]
+    isolation, sanitizer = given["isolation"], given["sanitizer"]
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a name, such as 'auto', not {_said(backend)}")
     _one_of("isolation", isolation, ("process", "thread"))
@@ -123,10 +116,11 @@ def check_settings(
             raise TypeError(f"standby must be a Standby or None, not {_said(standby)}{advice}")
         if standby.explicit and isolation != "process":
             raise ValueError("a standby is a process, so it needs isolation='process'")
-    if op_deadline is not None and isolation != "process":
+    if given["op_deadline"] is not None and isolation != "process":
         raise ValueError("op_deadline kills the host, so it needs isolation='process'")
-    if not isinstance(low_latency, bool):
-        raise TypeError(f"low_latency must be True or False, not {_said(low_latency)}")
+    for name in ("low_latency", "deterministic"):
+        if not isinstance(given[name], bool):
+            raise TypeError(f"{name} must be True or False, not {_said(given[name])}")
     if sanitizer is not None:
         _one_of("sanitizer", sanitizer, get_args(SanitizerTool), beside="None")
         if isolation != "process":
@@ -147,31 +141,20 @@ def cores_of(affinity: object, isolation: object) -> Affinity:
     return cores
 
 
-def stream_plan(
-    *,
-    streams: Any,
-    stream_pool: int,
-    priorities: Any,
-    completion: Any,
-    threads: Any,
-    isolation: str,
-    op_deadline: float | None,
-    deterministic: Any,
-    sanitized: bool,
-) -> StreamPlan:
-    """Return the plan for the streams of lanes."""
-    allocator = _host_class("streams", streams, _STREAMS)
+def stream_plan(given: Mapping[str, Any]) -> StreamPlan:
+    """Return the plan for the streams of lanes, by settings that were checked."""
+    threads, completion = given["threads"], given["completion"]
+    allocator = _host_class("streams", given["streams"], _STREAMS)
     if threads is not None:
         _one_of("threads", threads, get_args(Threads), beside="None")
     elif allocator is _STREAMS["single"]:  # further threads would only take turns
         threads = "shared"
     if allocator is _STREAMS["pooled"]:
-        allocator = HostClass(allocator.reference, {"size": stream_pool})
+        allocator = HostClass(allocator.reference, {"size": given["stream_pool"]})
     if completion is None:
-        completion = "hybrid" if isolation == "process" else "blocking"
+        completion = "hybrid" if given["isolation"] == "process" else "blocking"
     strategy = _host_class("completion", completion, _COMPLETIONS)
-    if priorities is None:
-        priorities = {}
+    priorities = {} if given["priorities"] is None else given["priorities"]
     if not isinstance(priorities, Mapping):
         raise TypeError(f"priorities must map names of lanes to numbers, not {_said(priorities)}")
     checked = {}
@@ -185,19 +168,16 @@ def stream_plan(
                 "'run.' with the name of a lane of `device.run`"
             )
         checked[lane] = whole(priority, f"priorities[{lane!r}]", -(2**31), _LARGEST_INT)
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"deterministic must be True or False, not {_said(deterministic)}")
-    # With a deadline it must be known of each op whether it is done: several that share an
-    # answer would look like one that takes as long as all of them.
-    track_each_op = op_deadline is not None
     return StreamPlan(
         allocator,
         checked,
         strategy,
         threads=threads,
-        track_each_op=track_each_op,
-        deterministic=deterministic,
-        sanitized=sanitized,
+        # With a deadline it must be known of each op whether it is done: several that share an
+        # answer would look like one that takes as long as all of them.
+        track_each_op=given["op_deadline"] is not None,
+        deterministic=given["deterministic"],
+        sanitized=given["sanitizer"] is not None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
 Out = TypeVar("Out")
 Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """Fields that statistics of patterns have in common. Each describes them by its own words."""
+
+    submitted: int
+    running: int
+    answered: int
+    failed: int
+    refused: int
+    withdrawn: int
 
 
 class RequestTally:
@@ -38,6 +51,11 @@ class RequestTally:
     def in_progress(self) -> int:
         """Requests that are still open."""
         return self.submitted - self.answered - self.failed - self.refused - self.withdrawn
+
+    def counts(self) -> dict[str, int]:
+        """Return the fields of `RequestCounts`."""
+        names = ("submitted", "answered", "failed", "refused", "withdrawn")
+        return {"running": self.in_progress, **{name: getattr(self, name) for name in names}}
 
     def submit(self, item: object) -> float:
         """Count a new request, and return the time, which its end needs."""

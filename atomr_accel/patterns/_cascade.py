@@ -14,7 +14,7 @@ from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor
 from ..wire.options import real, set_fields
-from ._calls import CallsInProgress, InCallers, serving_callers, unprotected
+from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers, unprotected
 from ._errors import Refused
 from ._latencies import Latencies
 from ._members import is_fault
@@ -97,7 +97,7 @@ class CascadeStageStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CascadeStatistics:
+class CascadeStatistics(RequestCounts):
     """A cascade at one moment.
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
@@ -115,12 +115,6 @@ class CascadeStatistics:
         stages: the stages in their order.
     """
 
-    submitted: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     cost: float
     stages: tuple[CascadeStageStatistics, ...]
 
@@ -246,14 +240,8 @@ class Cascade(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     def statistics(self) -> CascadeStatistics:
         """A snapshot."""
-        tally = self._calls.tally
         return CascadeStatistics(
-            submitted=tally.submitted,
-            running=tally.in_progress,
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
+            **self._calls.tally.counts(),
             cost=self._cost,
             stages=tuple(
                 CascadeStageStatistics(

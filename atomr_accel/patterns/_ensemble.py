@@ -14,7 +14,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor
 from ..wire.options import whole
-from ._calls import CallsInProgress, InCallers, serving_callers, unprotected
+from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers, unprotected
 from ._errors import QuorumMissed
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Out = TypeVar("Out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleStatistics:
+class EnsembleStatistics(RequestCounts):
     """An ensemble at one moment.
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
@@ -45,12 +45,6 @@ class EnsembleStatistics:
             failed.
     """
 
-    submitted: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     answers: tuple[int, ...]
     errors: tuple[int, ...]
     stragglers: tuple[int, ...]
@@ -126,14 +120,8 @@ class Ensemble(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     def statistics(self) -> EnsembleStatistics:
         """A snapshot. Members are in the order in which they were given."""
-        tally = self._calls.tally
         return EnsembleStatistics(
-            submitted=tally.submitted,
-            running=tally.in_progress,
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
+            **self._calls.tally.counts(),
             answers=tuple(self._answers),
             errors=tuple(self._errors),
             stragglers=tuple(self._stragglers),

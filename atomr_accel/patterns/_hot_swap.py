@@ -17,7 +17,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import real
-from ._calls import CallsInProgress, InCallers, serving_callers
+from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow
 from ._members import Factory, MemberFunction, check_call, check_factory, is_fault, opened
@@ -85,7 +85,7 @@ class VersionStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HotSwapStatistics:
+class HotSwapStatistics(RequestCounts):
     """Statistics of a hot swap, at one moment.
 
     Every submitted request counts in one of ``running``, ``answered``, ``failed``, ``refused`` and
@@ -108,12 +108,6 @@ class HotSwapStatistics:
 
     state: SwapState
     share: float
-    submitted: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     asked_again: int
     promoted: int
     rolled_back: int
@@ -547,16 +541,10 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     def statistics(self) -> HotSwapStatistics:
         """Return the statistics of this moment."""
-        tally = self._tally
         return HotSwapStatistics(
             state=self.state,
             share=0.0 if self._roll_out is None else self._roll_out.share,
-            submitted=tally.submitted,
-            running=tally.in_progress,
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
+            **self._tally.counts(),
             asked_again=self._asked_again,
             promoted=self._promoted,
             rolled_back=self._rolled_back,

@@ -41,7 +41,6 @@ from ._errors import Closed
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
 
     from ._observer import Observer
 
@@ -544,12 +543,7 @@ class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
         """The run itself; leaving the block ends it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:

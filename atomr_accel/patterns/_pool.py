@@ -29,7 +29,7 @@ from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors.util import NoPublicConstructor, check_instance, check_member
 from ..wire.options import count
-from ._calls import CallsInProgress, InCallers, serving_callers
+from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
 from ._members import Factory, check_call, check_factory, is_fault, is_for_member, opened
@@ -61,7 +61,7 @@ def usual_breaker() -> CircuitBreaker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaPoolStatistics:
+class ReplicaPoolStatistics(RequestCounts):
     """Statistics of a replica pool, at one moment.
 
     Every submitted request counts in one of ``waiting``, ``running``, ``answered``, ``failed``,
@@ -81,13 +81,7 @@ class ReplicaPoolStatistics:
         replicas: the replicas of the pool.
     """
 
-    submitted: int
     waiting: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     asked_elsewhere: int
     hedged: int
     hedges_won: int
@@ -196,15 +190,11 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     def statistics(self) -> ReplicaPoolStatistics:
         """Return the statistics of this moment."""
-        tally = self._tally
+        counts = self._tally.counts()
+        counts["running"] -= len(self._waiting)
         return ReplicaPoolStatistics(
-            submitted=tally.submitted,
+            **counts,
             waiting=len(self._waiting),
-            running=tally.in_progress - len(self._waiting),
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
             asked_elsewhere=self._elsewhere,
             hedged=self._hedged,
             hedges_won=self._hedges_won,

@@ -23,6 +23,7 @@ from ._calls import (
     CallsInProgress,
     InCallers,
     NoEnd,
+    RequestCounts,
     RequestTally,
     serving_callers,
     unprotected,
@@ -34,8 +35,6 @@ from ._sampling import DraftTree, Logits, Sampling, accept
 from ._verdict import Verdict
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._drafts import Draft
     from ._observer import Observer
 
@@ -43,7 +42,7 @@ _log = logging.getLogger("atomr_accel.patterns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeStatistics:
+class SpeculativeStatistics(RequestCounts):
     """A decoder at one moment.
 
     Every text that was asked for is in one of these: ``running``, ``answered``, ``failed``,
@@ -65,12 +64,6 @@ class SpeculativeStatistics:
             loss.
     """
 
-    submitted: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     steps: int
     tokens: int
     drafted: int
@@ -362,12 +355,7 @@ class Generation(metaclass=NoPublicConstructor):
         """Itself; leaving the block ends it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._leave()
 
     def _end(self, error: Exception | None = None) -> None:
@@ -451,14 +439,9 @@ class SpeculativeDecoder(InCallers, metaclass=NoPublicConstructor):
 
     def statistics(self) -> SpeculativeStatistics:
         """The decoder at this moment."""
-        tally, counts = self._plan.tally, self._plan.counts
+        counts = self._plan.counts
         return SpeculativeStatistics(
-            submitted=tally.submitted,
-            running=tally.in_progress,
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
+            **self._plan.tally.counts(),
             steps=counts.steps,
             tokens=counts.tokens,
             drafted=counts.drafted,

@@ -67,6 +67,9 @@ _WITHOUT_OUTPUTS: Final = {
 }
 """Methods that are no ops and write no buffers of the program."""
 
+_OF_RECORDINGS: Final = ("replay", "call", "when", "loop", "end")
+"""Methods of recordings."""
+
 _MOST_SNAPSHOTS: Final = 256
 """Copies that may be on their way before calls wait."""
 
@@ -342,15 +345,15 @@ class Notes:
 
     def chosen(self, collector: Any, kind: str, flag: Any) -> None:
         """Note that a section of a recording begins on which a flag decides."""
-        if self._notes_calls() and self._knows(collector):
-            note = self._described(kind, collector, (flag,), {}, collector)
-            self._place(note)
-            self._done(note, None)
+        self._section(collector, kind, flag)
 
     def section_ended(self, collector: Any) -> None:
         """Note that the last such section ends."""
+        self._section(collector, "end")
+
+    def _section(self, collector: Any, method: str, *args: Any) -> None:
         if self._notes_calls() and self._knows(collector):
-            note = self._described("end", collector, (), {}, collector)
+            note = self._described(method, collector, args, {}, collector)
             self._place(note)
             self._done(note, None)
 
@@ -418,13 +421,7 @@ class Notes:
         describer = Describer(self._numbers, self._bring, keep)
         if (
             collector is not None and facade is collector and not note.collector
-        ) or note.method in (
-            "replay",
-            "call",
-            "when",
-            "loop",
-            "end",
-        ):
+        ) or note.method in _OF_RECORDINGS:
             note.target = describer.handle(facade, self._bring)
         else:
             note.target = describer.target(facade)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -17,7 +16,7 @@ import trio
 from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors.nursery import PlainNursery
-from ..device.data.transfer import in_thread
+from ..device.data.transfer import opened_in_thread
 from ._entries import SCHEMA
 from ._storage import JournalError, Record, Stored, check_name
 from ._threaded import ThreadedStorage
@@ -80,30 +79,13 @@ class PostgresStorage(ThreadedStorage):
         super().__init__()
         self._conninfo: Final = conninfo
         self._name: Final = check_name(name)
-        self._connection: Any = None
         self._journal = 0
 
     def __repr__(self) -> str:
         return f"PostgresStorage(..., {self._name!r})"  # a connection string may have a password
 
     async def _reach(self) -> None:
-        lock, wanted = threading.Lock(), True
-
-        def connect() -> None:
-            connection = self._connected()
-            with lock:
-                if wanted:
-                    self._connection = connection
-                    return
-            connection.close()
-
-        try:
-            # Nothing can end an attempt, so it may outlast the call. It takes no part in the turns.
-            await in_thread(connect, trio.CapacityLimiter(1), abandon=True)
-        except BaseException:
-            with lock:
-                wanted = False
-            raise
+        self._connection = await opened_in_thread(self._connected)
 
     def _connected(self) -> Any:
         try:
@@ -247,13 +229,3 @@ class PostgresStorage(ThreadedStorage):
             )
             row = found.fetchone()
         return row[0] if row is not None and isinstance(row[0], bytes) else None
-
-    def _opened(self) -> Any:
-        if self._connection is None:
-            raise JournalError(f"{self!r} is used outside of the block of its open()")
-        return self._connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

@@ -57,7 +57,6 @@ class SqliteStorage(ThreadedStorage):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path: Final = Path(path)
-        self._connection: sqlite3.Connection | None = None
 
     def __repr__(self) -> str:
         return f"SqliteStorage({str(self.path)!r})"
@@ -138,16 +137,6 @@ class SqliteStorage(ThreadedStorage):
             found = self._opened().execute("SELECT data FROM contents WHERE hash = ?", (key,))
             row = found.fetchone()
         return None if row is None else _bytes(row[0])
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise JournalError(f"{self!r} is used outside of the block of its open()")
-        return self._connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _bytes(value: object) -> bytes:

@@ -28,6 +28,7 @@ class ThreadedStorage:
 
     def __init__(self) -> None:
         self._turns: Final = InTurn()
+        self._connection: Any = None
 
     @asynccontextmanager
     async def open(self, *, create: bool) -> AsyncIterator[None]:
@@ -95,5 +96,12 @@ class ThreadedStorage:
     @abstractmethod
     def _unmake(self) -> None: ...
 
-    @abstractmethod
-    def _close(self) -> None: ...
+    def _opened(self) -> Any:
+        if self._connection is None:
+            raise JournalError(f"{self!r} is used outside of the block of its open()")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from trio.lowlevel import current_task
 
@@ -40,11 +41,24 @@ _OpsNote = tuple["FinishedOps", "Sequence[int]"]
 _Later = tuple["Callable[..., None]", tuple[Any, ...]]
 Notes = tuple[list[_OpsNote], list[_Later], list[Any]]
 
+_K = TypeVar("_K")
+
 _Key = tuple["ActorRef", int]
 """A message to an actor, by its id."""
 
 _SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
 """Events of a message; at ``_ENDED`` its asker continues."""
+
+
+def taken(sent: dict[_K, list[int]], key: _K) -> int:
+    """Return when a message was sent that waits no more; 0 if that is not known."""
+    waiting = sent.get(key)
+    if not waiting:
+        return 0
+    at = waiting.pop(0)
+    if not waiting:
+        del sent[key]
+    return at
 
 
 @final
@@ -85,6 +99,7 @@ class _DeviceTracks:
 
     def __init__(self, encoder: Encoder, device: WatchedDevice) -> None:
         self._encoder = encoder
+        self._rows: dict[str, _TrackRows] = {}
         self.group: Final = encoder.track(
             f"{device.path.rpartition('/')[2]} ({device.name})", encoder.root, explicit=True
         )
@@ -93,9 +108,6 @@ class _DeviceTracks:
         self.standby: Final = encoder.track("standby", self.group)
         self.memory: Final = encoder.counter("memory reserved", self.group, unit="B")
         self.transfers: Final = self.rows("transfers")
-        self.lanes: Final[dict[str, _TrackRows]] = {}
-        self.streams: Final[dict[str, _TrackRows]] = {}
-        self.activities: Final[dict[str, _TrackRows]] = {}
         self._numbers: dict[int, str] = {}
         self._together: dict[str, tuple[int, int]] = {}
         self.reserved = 0
@@ -103,22 +115,20 @@ class _DeviceTracks:
 
     def rows(self, name: str) -> _TrackRows:
         """Return the tracks of a name, below the device's."""
-        return _TrackRows(lambda: self._encoder.track(name, self.group))
+        rows = self._rows.get(name)
+        if rows is None:
+            rows = self._rows[name] = _TrackRows(partial(self._encoder.track, name, self.group))
+        return rows
 
     def lane(self, name: str) -> _TrackRows:
         """Return the tracks of a lane."""
-        rows = self.lanes.get(name)
-        if rows is None:
-            rows = self.lanes[name] = self.rows(f"lane {name}")
-        return rows
+        return self.rows(f"lane {name}")
 
     def activity(self, record: ActivityRecord) -> _TrackRows:
         """Return the tracks of a record: those of its stream, or of its thread."""
-        name = f"CUPTI {'thread' if record.kind == 'calls' else 'stream'} {record.stream}"
-        rows = self.activities.get(name)
-        if rows is None:
-            rows = self.activities[name] = self.rows(name)
-        return rows
+        return self.rows(
+            f"CUPTI {'thread' if record.kind == 'calls' else 'stream'} {record.stream}"
+        )
 
     def stream(self, lane: str, stream: int, started: int, ended: int) -> _TrackRows | None:
         """Return the tracks of a stream; None if an op with the same times is there already."""
@@ -131,10 +141,7 @@ class _DeviceTracks:
         if self._together.get(name) == together:
             return None
         self._together[name] = together
-        rows = self.streams.get(name)
-        if rows is None:
-            rows = self.streams[name] = self.rows(name)
-        return rows
+        return self.rows(name)
 
 
 @final
@@ -147,7 +154,6 @@ class Recorder(DeviceInstrument):
 
     def __init__(self, *, timed: bool) -> None:
         self.timed = timed
-        self._encoder: Encoder | None = None
         self._ops: list[_OpsNote] = []
         self._later: list[_Later] = []
         # Events of messages arrive by the ten thousand, in one flat list, because the garbage
@@ -294,7 +300,7 @@ class Recorder(DeviceInstrument):
 
     def encode(self, notes: Notes) -> bytes:
         """Return the packets for some events."""
-        if self._encoder is None:
+        if not hasattr(self, "_encoder"):
             self._begin()
         finished, later, mail = notes
         self._slices: list[Slice] = []
@@ -304,13 +310,12 @@ class Recorder(DeviceInstrument):
             self._follow(*event)
         for ops, flows in finished:
             self._add_ops(ops, flows)
-        encoder = self._encoder
-        assert encoder is not None
-        encoder.slices(self._slices)
-        return encoder.take()
+        self._encoder.slices(self._slices)
+        return self._encoder.take()
 
     def _begin(self) -> None:
-        encoder = self._encoder = Encoder(Path(sys.argv[0]).name or "python", os.getpid())
+        encoder: Encoder = Encoder(Path(sys.argv[0]).name or "python", os.getpid())
+        self._encoder = encoder
         self._tasks_group = encoder.track("tasks", encoder.root)
         self._actors_group = encoder.track("actors", encoder.root)
         self._devices: dict[WatchedDevice, _DeviceTracks] = {}
@@ -321,26 +326,22 @@ class Recorder(DeviceInstrument):
     def _tracks(self, device: WatchedDevice) -> _DeviceTracks:
         tracks = self._devices.get(device)
         if tracks is None:
-            assert self._encoder is not None
             tracks = self._devices[device] = _DeviceTracks(self._encoder, device)
         return tracks
 
     def _rows(self, group: int, name: str) -> _TrackRows:
         rows = self._groups.get((group, name))
         if rows is None:
-            encoder = self._encoder
-            assert encoder is not None
-            rows = self._groups[group, name] = _TrackRows(lambda: encoder.track(name, group))
+            make = partial(self._encoder.track, name, group)
+            rows = self._groups[group, name] = _TrackRows(make)
         return rows
 
     def _add(self, rows: _TrackRows, name: str, start: int, end: int, flow: int = 0) -> int:
-        assert self._encoder is not None
         track, start = rows.place(start, end)
         self._slices.append((start, end, track, self._encoder.name(name), flow))
         return track
 
     def _add_ops(self, ops: FinishedOps, flows: Sequence[int]) -> None:
-        assert self._encoder is not None
         tracks = self._tracks(ops.device)
         title = ops.name if ops.outcome == "done" else f"{ops.name} ({ops.outcome})"
         number, own = self._encoder.name(title), self._encoder.name(ops.name)
@@ -379,7 +380,6 @@ class Recorder(DeviceInstrument):
                 run = last[where] = []
                 runs.append(run)
             run.append(record)
-        assert self._encoder is not None
         number = self._encoder.name
         for run in runs:
             first, parts = run[0], []
@@ -394,7 +394,6 @@ class Recorder(DeviceInstrument):
             self._slices += [(begin, end, track, number(name), 0) for begin, end, name in parts]
 
     def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
-        assert self._encoder is not None
         track, start = self._tracks(device).lane(lane).place(times.submitted, sys.maxsize)
         self._encoder.begin(start, track, name, {"outcome": "not finished"})
 
@@ -406,7 +405,7 @@ class Recorder(DeviceInstrument):
             if who:
                 self._asked[who] = at, kind
         elif what == _STARTED:
-            self._started[key] = self._taken(key) or at, at
+            self._started[key] = taken(self._sent, key) or at, at
         elif what == _FINISHED:
             if key in self._started:
                 self._add_message(ref, kind, who, *self._started.pop(key), at)
@@ -415,19 +414,9 @@ class Recorder(DeviceInstrument):
                 begun, asked = self._asked.pop(who)
                 self._add_ask(kind, asked, ref, begun, at)
             if key not in self._started:  # taken back
-                self._taken(key)
+                taken(self._sent, key)
         else:
-            self._taken(key)
-
-    def _taken(self, key: _Key) -> int:
-        """When a message was sent that waits no more; 0 if that is not known."""
-        waiting = self._sent.get(key)
-        if not waiting:
-            return 0
-        sent = waiting.pop(0)
-        if not waiting:
-            del self._sent[key]
-        return sent
+            taken(self._sent, key)
 
     def _add_ask(
         self, task: str, message: type[Message[Any]], ref: ActorRef, start: int, end: int
@@ -452,7 +441,6 @@ class Recorder(DeviceInstrument):
         self._add(self._rows(self._actors_group, path), name, started, ended)
 
     def _add_to_actor(self, path: str, name: str, at: int, why: str) -> None:
-        assert self._encoder is not None
         track = self._marks.get(path)
         if track is None:
             track = self._marks[path] = self._encoder.track(path, self._actors_group)
@@ -462,18 +450,15 @@ class Recorder(DeviceInstrument):
         self._add(self._tracks(device).transfers, name, start, end)
 
     def _add_memory(self, device: WatchedDevice, nbytes: int, at: int) -> None:
-        assert self._encoder is not None
         tracks = self._tracks(device)
         tracks.reserved += nbytes
         self._encoder.count(at, tracks.memory, tracks.reserved)
 
     def _mark(self, device: WatchedDevice, name: str, at: int, why: str) -> None:
-        assert self._encoder is not None
         self._encoder.instant(at, self._tracks(device).life, name, {"why": why})
 
     def _live(self, device: WatchedDevice, generation: int, at: int) -> None:
         """Add the start of a generation, or, without a number, its end."""
-        assert self._encoder is not None
         tracks = self._tracks(device)
         if tracks.alive:
             self._encoder.end(at, tracks.life)
@@ -484,7 +469,6 @@ class Recorder(DeviceInstrument):
     def _add_rebuild(
         self, device: WatchedDevice, generation: int, parts: tuple[float, ...], at: int
     ) -> None:
-        assert self._encoder is not None
         rows = self._tracks(device).rebuilds
         lasted = [int(seconds * 1e9) for seconds in parts]
         start = at - sum(lasted)
@@ -496,7 +480,6 @@ class Recorder(DeviceInstrument):
             start += nanoseconds
 
     def _stand_by(self, device: WatchedDevice, state: str, at: int) -> None:
-        assert self._encoder is not None
         tracks = self._tracks(device)
         if tracks.waits:
             self._encoder.end(at, tracks.standby)
@@ -504,7 +487,6 @@ class Recorder(DeviceInstrument):
         self._encoder.begin(at, tracks.standby, state)
 
     def _end_all(self, at: int) -> None:
-        assert self._encoder is not None
         for tracks in self._devices.values():
             for open_one, track in ((tracks.alive, tracks.life), (tracks.waits, tracks.standby)):
                 if open_one:

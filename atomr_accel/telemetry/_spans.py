@@ -12,6 +12,7 @@ from ..lanes import DeviceInstrument
 from ..ops import Request
 from ..wire.trace import add_source, remove_source
 from ._packages import package
+from ._recorder import taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,13 +141,7 @@ class _Spans(DeviceInstrument):
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def _taken(self, ref: ActorRef, message: Message[Any]) -> int | None:
-        waiting = self._sent.get((id(ref), id(message)))
-        if not waiting:
-            return None
-        sent = waiting.pop(0)
-        if not waiting:
-            del self._sent[id(ref), id(message)]
-        return sent
+        return taken(self._sent, (id(ref), id(message))) or None
 
     def _end(self, span: Any, failure: BaseException | None) -> None:
         if span is None:

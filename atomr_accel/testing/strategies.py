@@ -13,6 +13,7 @@ import numpy as np
 from .._dtypes import DTYPES, as_dtype, is_inexact
 from .._errors import GpuRefSealed, GpuRefStale, LibraryMissing
 from .._install import install_command
+from ..device import Device
 from ._faults import FAULTS, kill_host, poison
 
 try:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from .. import Blocking, Device, GpuRef
+    from .. import Blocking, GpuRef
 
     class _StateMachine:
         """Stand-in for Hypothesis's class, where type checkers do not find Hypothesis."""
@@ -315,7 +316,7 @@ class DeviceMachine(_StateMachine):
         if not self.alive(one):
             self.device.run(_must_be_stale, one.ref)
             return
-        got = self.device.run(_get, one.ref)
+        got = self.device.run(Device.get, one.ref)
         assert got.tobytes() == one.array.tobytes()
 
     @rule(target=buffers, one=buffers)
@@ -324,13 +325,13 @@ class DeviceMachine(_StateMachine):
         if not self.alive(one):
             self.device.run(_must_be_stale, one.ref)
             return one
-        return self.track(self.device.run(_copy, one.ref), one.array)
+        return self.track(self.device.run(Device.copy, one.ref), one.array)
 
     @rule(one=buffers)
     def fill(self, one: Tracked) -> None:
         """Fill a buffer with ones, or see why that is refused."""
         try:
-            self.device.run(_fill, one.ref)
+            self.device.run(Device.fill, one.ref, 1)
         except GpuRefSealed:
             assert one.sealed
         except GpuRefStale:
@@ -344,7 +345,7 @@ class DeviceMachine(_StateMachine):
     def seal(self, one: Tracked) -> None:
         """Seal a buffer, or see that it is stale."""
         if self.alive(one):
-            self.device.run(_seal, one.ref)
+            self.device.run(Device.seal, one.ref)
             one.sealed = True
         else:
             self.device.run(_must_be_stale, one.ref)
@@ -359,7 +360,7 @@ class DeviceMachine(_StateMachine):
     def fault(self, data: st.DataObject) -> None:
         """Cause a fault, after which the device has another generation."""
         before = self.generation
-        self.device.run(_cause, data.draw(self.causes))
+        self.device.run(data.draw(self.causes).cause)
         assert self.generation > before
 
     @invariant()
@@ -384,26 +385,6 @@ async def _put(device: Device, array: Array, sealed: bool) -> GpuRef:
     ref = await device.put(array, sealed=sealed)
     await device.get(ref)  # so that the array has arrived
     return ref
-
-
-async def _get(device: Device, ref: GpuRef) -> Array:
-    return await device.get(ref)
-
-
-async def _copy(device: Device, ref: GpuRef) -> GpuRef:
-    return await device.copy(ref)
-
-
-async def _fill(device: Device, ref: GpuRef) -> None:
-    await device.fill(ref, 1)
-
-
-async def _seal(device: Device, ref: GpuRef) -> None:
-    await device.seal(ref)
-
-
-async def _cause(device: Device, fault: PlannedFault) -> None:
-    await fault.cause(device)
 
 
 async def _free(device: Device, refs: Iterable[GpuRef]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..libraries.nccl.wire.messages import CollectiveStep
     from ..memory import Block
+
+
+OnAnswer = Callable[[Exception | None], object]
+"""Callback for the answer of a member: an error, or None."""
 
 
 class Meeting(Protocol):
@@ -71,12 +76,7 @@ class WorldMember(Protocol):
         """
 
     def join(
-        self,
-        number: int,
-        rank: int,
-        size: int,
-        place: tuple[bytes, int],
-        answered: Callable[[Exception | None], object],
+        self, number: int, rank: int, size: int, place: tuple[bytes, int], answered: OnAnswer
     ) -> None:
         """Join the communicator with this number."""
 
@@ -84,7 +84,7 @@ class WorldMember(Protocol):
     def shrinks(self) -> bool:
         """True if the remaining ranks of a communicator can form a new one; see ``shrink``."""
 
-    def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
+    def revoke(self, number: int, answered: OnAnswer) -> None:
         """Stop the ops in flight of a communicator, and keep it so that it can shrink."""
 
     def shrink(
@@ -94,13 +94,11 @@ class WorldMember(Protocol):
         excluded: tuple[int, ...],
         rank: int,
         size: int,
-        answered: Callable[[Exception | None], object],
+        answered: OnAnswer,
     ) -> None:
         """Join the communicator with this number, with the remaining ranks of a revoked one."""
 
-    def collect(
-        self, number: int, name: str, part: RankPart, answered: Callable[[Exception | None], object]
-    ) -> None:
+    def collect(self, number: int, name: str, part: RankPart, answered: OnAnswer) -> None:
         """Take part in collectives."""
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..lanes import Op
     from ..memory import Block, MemoryMap
     from ..wire import Message
-    from ._interfaces import RankPart
+    from ._interfaces import OnAnswer, RankPart
 
 
 @final
@@ -106,12 +106,7 @@ class DeviceMember:
                 lost(core.lifecycle.why_over("idle", generation - 1))
 
     def join(
-        self,
-        number: int,
-        rank: int,
-        size: int,
-        place: tuple[bytes, int],
-        answered: Callable[[Exception | None], object],
+        self, number: int, rank: int, size: int, place: tuple[bytes, int], answered: OnAnswer
     ) -> None:
         """See ``WorldMember.join``."""
         meeting, area = place
@@ -122,7 +117,7 @@ class DeviceMember:
         """See ``WorldMember.shrinks``."""
         return not self.core.capabilities.host_memory  # there, ranks meet anew as soon
 
-    def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
+    def revoke(self, number: int, answered: OnAnswer) -> None:
         """See ``WorldMember.revoke``."""
         port = self.core.ports.get(ABORTS.name)
         if port is not None:  # or who follows the device tells that
@@ -136,14 +131,12 @@ class DeviceMember:
         excluded: tuple[int, ...],
         rank: int,
         size: int,
-        answered: Callable[[Exception | None], object],
+        answered: OnAnswer,
     ) -> None:
         """See ``WorldMember.shrink``."""
         self._submit("nccl.shrink", Shrink(number, parent, excluded, rank, size), answered)
 
-    def collect(
-        self, number: int, name: str, part: RankPart, answered: Callable[[Exception | None], object]
-    ) -> None:
+    def collect(self, number: int, name: str, part: RankPart, answered: OnAnswer) -> None:
         """See ``WorldMember.collect``."""
         message = Collect(number, part.steps)
         self._submit(f"nccl.{name}", message, answered, part.reads, part.writes)
@@ -188,7 +181,7 @@ class DeviceMember:
         self,
         name: str,
         message: Message,
-        answered: Callable[[Exception | None], object],
+        answered: OnAnswer,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
     ) -> None:
@@ -211,5 +204,5 @@ def _call(answered: Callable[[], object]) -> None:
     answered()
 
 
-def _tell(op: Op, answered: Callable[[Exception | None], object]) -> None:
+def _tell(op: Op, answered: OnAnswer) -> None:
     answered(op.error)

@@ -415,7 +415,7 @@ class Batch(EntersAsync, Collector):
                             op = each.submit(self.core, port, addresses, blocks)
                             self._note(op, port)
                         return result  # type: ignore[no-any-return]
-        return self._add_call(make, facade, args, kwargs)
+        return super().collect(make, facade, args, kwargs)
 
     def _add_request(self, request: Request[T]) -> T:
         if request.lane.name not in self.ports:  # it is deferred, and its results have no content

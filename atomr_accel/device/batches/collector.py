@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ..._errors import Unsupported
 from ...lanes import uninterrupted
@@ -29,16 +29,8 @@ if TYPE_CHECKING:
 
     from ...arrays import GpuRef
     from ...lanes import Port
-    from ...libraries.array.evaluate import Fused
-    from ...libraries.dnn.graph.user_graph import GraphPlan
-    from ...libraries.dnn.rnn.facade import Rnn
-    from ...libraries.engine.engine import OnnxEngine
-    from ...libraries.nvrtc.cuda_array import CudaArray
     from ...libraries.nvrtc.kernel import Argument
     from ...libraries.nvrtc.launching import Dim
-    from ...libraries.nvrtc.module import KernelModule
-    from ...libraries.rng.generator import Generator
-    from ...libraries.sparse.direct import SparseLU
     from ...memory import Block
     from ...ops import (
         CallRecorder,
@@ -53,8 +45,6 @@ if TYPE_CHECKING:
     from ..core import DeviceCore
 
 T = TypeVar("T")
-R = TypeVar("R")
-P = ParamSpec("P")
 
 _FOR_FACADES: Final = {
     *FOR_FACADES,
@@ -133,42 +123,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         for name in vars(self).keys() & catalogue().facades.keys():
             delattr(self, name)
 
-    @overload
-    def using(self, made: CudaArray[Any]) -> CudaArray[Collected]: ...
-    @overload
-    def using(self, made: Fused[Any, P, R]) -> Fused[Collected, P, R]: ...
-    @overload
-    def using(self, made: Generator[Any]) -> Generator[Collected]: ...
-    @overload
-    def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
-    @overload
-    def using(self, made: KernelModule[Any]) -> KernelModule[Collected]: ...
-    @overload
-    def using(self, made: GraphPlan[Any, R]) -> GraphPlan[Collected, R]: ...
-    @overload
-    def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
-    @overload
-    def using(self, made: OnnxEngine[Any]) -> OnnxEngine[Collected]: ...
-    @overload
-    def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
-    def using(self, made: Facade[Any]) -> Facade[Collected]:
-        """Return an object of a library, such as a random generator, for use in this collector.
-
-        ``batch.using(generator).normal(size=1000)`` returns a ref at once. It shares its state with
-        ``made``, such as the place in a random sequence.
-
-        Args:
-            made: an object made by a library of this device.
-
-        Returns:
-            The object with methods that return at once.
-
-        Raises:
-            Unsupported: its calls must be awaited, like those of a ``PagedKVCache``.
-        """
-        shared: Facade[Collected] = self._use(made)
-        return shared
-
     @property
     def home(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
         """Executor of the requests it collects: itself."""
@@ -205,15 +159,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        return self._add_call(make, facade, args, kwargs)
-
-    def _add_call(
-        self,
-        make: Callable[..., Request[T]],
-        facade: Facade[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> T:
         try:
             return self._add_request(make(facade, *args, **kwargs))
         except STAGED:

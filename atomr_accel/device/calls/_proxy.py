@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec, TypeVar, overload
 
 from ...libraries.facades import Libraries
 from ...ops import D, DeviceView, require_made_on
@@ -14,11 +14,23 @@ if TYPE_CHECKING:
     from ...arrays import GpuRef
     from ...arrays.expressions import Operand
     from ...backends import Capabilities
+    from ...libraries.array.evaluate import Fused
+    from ...libraries.dnn.attention.paged import PagedKVCache
+    from ...libraries.dnn.graph.user_graph import GraphPlan
+    from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.engine.engine import OnnxEngine
+    from ...libraries.nvrtc.cuda_array import CudaArray
+    from ...libraries.nvrtc.kernel import Kernel
+    from ...libraries.nvrtc.module import KernelModule
+    from ...libraries.rng.generator import Generator
+    from ...libraries.sparse.direct import SparseLU
     from ...memory import Block, MemoryMap
-    from ...ops import Facade, LaneSpec, Request
+    from ...ops import AsRequests, Collected, Facade, LaneSpec, Request
     from ...wire import DeviceInfo, Message
     from ..core import DeviceCore
 
+R = TypeVar("R")
+P = ParamSpec("P")
 
 FOR_FACADES: Final = {
     *dir(DeviceView),
@@ -41,10 +53,46 @@ class Proxy(Libraries[D]):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__()} - self._hidden)
 
-    def _use(self: Any, made: Facade[Any]) -> Any:
-        """Return a copy of ``made`` whose ops go to this object."""
+    @overload
+    def using(self: Proxy[Collected], made: CudaArray[Any]) -> CudaArray[Collected]: ...
+    @overload
+    def using(self, made: Fused[Any, P, R]) -> Fused[D, P, R]: ...
+    @overload
+    def using(self, made: Generator[Any]) -> Generator[D]: ...
+    @overload
+    def using(self, made: Kernel[Any]) -> Kernel[D]: ...
+    @overload
+    def using(self, made: KernelModule[Any]) -> KernelModule[D]: ...
+    @overload
+    def using(self, made: GraphPlan[Any, R]) -> GraphPlan[D, R]: ...
+    @overload
+    def using(self: Proxy[AsRequests], made: PagedKVCache[Any]) -> PagedKVCache[AsRequests]: ...
+    @overload
+    def using(self, made: Rnn[Any]) -> Rnn[D]: ...
+    @overload
+    def using(self, made: OnnxEngine[Any]) -> OnnxEngine[D]: ...
+    @overload
+    def using(self, made: SparseLU[Any]) -> SparseLU[D]: ...
+    def using(self: Any, made: Facade[Any]) -> Facade[Any]:
+        """Return an object of a library, such as a random generator, for use in this place.
+
+        ``batch.using(generator).normal(size=1000)`` returns a ref at once, and
+        ``device.requests.using(generator).normal(size=1000)`` a request. The object shares its
+        state with ``made``, such as the place in a random sequence.
+
+        Args:
+            made: an object made by a library of this device.
+
+        Returns:
+            The object with methods that return at once in a batch or a recording, and make requests
+            in ``device.requests``.
+
+        Raises:
+            Unsupported: its calls must be awaited, like those of a ``PagedKVCache`` in a batch.
+        """
         require_made_on(made, self.core)
-        return made.on(self)
+        used: Facade[Any] = made.on(self)
+        return used
 
     @property
     def backend(self) -> str:

@@ -10,11 +10,9 @@ from typing import (
     Any,
     Final,
     NoReturn,
-    ParamSpec,
     Protocol,
     TypeVar,
     final,
-    overload,
 )
 
 import trio
@@ -32,17 +30,8 @@ if TYPE_CHECKING:
 
     from ...arrays import GpuRef
     from ...arrays.expressions import Expression
-    from ...libraries.array.evaluate import Fused
-    from ...libraries.dnn.attention.paged import PagedKVCache
-    from ...libraries.dnn.graph.user_graph import GraphPlan
-    from ...libraries.dnn.rnn.facade import Rnn
-    from ...libraries.engine.engine import OnnxEngine
     from ...libraries.facades import Libraries
-    from ...libraries.nvrtc.kernel import Kernel
-    from ...libraries.nvrtc.module import KernelModule
-    from ...libraries.rng.generator import Generator
-    from ...libraries.sparse.direct import SparseLU
-    from ...ops import CallRecorder, Facade, Workspaces, WorkspaceSet
+    from ...ops import CallRecorder, Workspaces, WorkspaceSet
     from .._statistics import DeviceStatistics
     from ..batches.record import Recording
     from ..core import DeviceCore
@@ -50,7 +39,6 @@ if TYPE_CHECKING:
     from ..data._snapshot import Snapshot
 
 R = TypeVar("R")
-P = ParamSpec("P")
 
 
 class _OwnMethods(Protocol):
@@ -89,33 +77,6 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         self._find_device = weakref.ref(methods)
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
         self.share_libraries(libraries, self)
-
-    @overload
-    def using(self, made: Fused[Any, P, R]) -> Fused[AsRequests, P, R]: ...
-    @overload
-    def using(self, made: Generator[Any]) -> Generator[AsRequests]: ...
-    @overload
-    def using(self, made: Kernel[Any]) -> Kernel[AsRequests]: ...
-    @overload
-    def using(self, made: KernelModule[Any]) -> KernelModule[AsRequests]: ...
-    @overload
-    def using(self, made: GraphPlan[Any, R]) -> GraphPlan[AsRequests, R]: ...
-    @overload
-    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[AsRequests]: ...
-    @overload
-    def using(self, made: Rnn[Any]) -> Rnn[AsRequests]: ...
-    @overload
-    def using(self, made: OnnxEngine[Any]) -> OnnxEngine[AsRequests]: ...
-    @overload
-    def using(self, made: SparseLU[Any]) -> SparseLU[AsRequests]: ...
-    def using(self, made: Facade[Any]) -> Facade[AsRequests]:
-        """Return an object of a library, such as a kernel, with methods that make requests.
-
-        Args:
-            made: an object made by a library of this device.
-        """
-        described: Facade[AsRequests] = self._use(made)
-        return described
 
     @property
     def home(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle

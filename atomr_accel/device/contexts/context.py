@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from ..._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
+from ...actors.deciders import leaves
 from ...lanes import (
     HostDied,
     StaggeredEvent,
@@ -271,7 +272,9 @@ class Context:
         (op, certain), self._suspect = self._suspect, (None, False)
         if self._fault is not None:
             return self._fault
-        errors = sorted(_leaves(failures), key=_is_echo)
+        # One that only means that the host is gone comes last: another has the cause.
+        errors = [each for each in leaves(failures) if isinstance(each, Exception)]
+        errors.sort(key=lambda error: isinstance(error, HostDied))
         for error in errors:
             if not isinstance(error, (AccelError, StickyFault, OSError, MemoryError)):
                 # Nothing that happens to devices: show all of it.
@@ -388,7 +391,7 @@ class Context:
             if not overdue:
                 continue
             # Lanes share streams, so others may only be waiting behind the oldest of them.
-            hung = min(overdue, key=_by_place)
+            hung = min(overdue, key=lambda op: op.seq)
             self.hung(
                 hung.name,
                 f"{hung.name} had not finished after {deadline} s, the device's op_deadline",
@@ -633,22 +636,6 @@ class Context:
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
 
 
-def _by_place(op: Op) -> int:
-    return op.seq
-
-
 def _starting(lanes: tuple[str, ...]) -> str:
     plural = "s" if len(lanes) > 1 else ""
     return f"starting lane{plural} {', '.join(map(repr, lanes))}"
-
-
-def _is_echo(error: Exception) -> bool:
-    """Return True if an error only means that the host is gone. Another error has the cause."""
-    return isinstance(error, HostDied)
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[Exception]:
-    leaves: list[Exception] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves

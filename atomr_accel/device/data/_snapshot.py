@@ -69,7 +69,7 @@ class SnapshotStatistics:
 
 
 def _nothing() -> None:
-    """Do nothing more once all copies have arrived."""
+    """Do nothing more once a copy, or all of them, have arrived."""
 
 
 @final
@@ -125,7 +125,7 @@ class _Moves:
             self._failed = op
         self._settle()
 
-    def _release(self, release: Callable[[], None] = lambda: None) -> None:
+    def _release(self, release: Callable[[], None] = _nothing) -> None:
         release()
         self._touched -= 1
         if not self._touched:
@@ -195,6 +195,9 @@ class Snapshot:
     It lasts until it is dropped, also after a fault or loss of its device. ``close`` gives its
     memory back earlier. ``Device.restore`` makes buffers from it, on any device. What reads the
     content waits for it, and raises what ``wait`` raises.
+
+    Attributes:
+        place: place of the copies: ``"host"``, or the name of a device.
     """
 
     def __init__(
@@ -218,7 +221,7 @@ class Snapshot:
         self._restores: list[_Moves] = []
         self._digests: list[Op] = []  # of each buffer, if they are known
         self._readers = 0  # calls of ``restore`` and ``save`` that are not over
-        self._place = refs[0].device if refs else "host"
+        self.place: Final[str] = refs[0].device if refs else "host"
         self._closed = False
 
     def __repr__(self) -> str:
@@ -233,11 +236,6 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of all buffers together."""
         return sum(_nbytes(layout) for layout in self._layouts)
-
-    @property
-    def place(self) -> str:
-        """Place of the copies: ``"host"``, or the name of a device."""
-        return self._place
 
     async def wait(self) -> None:
         """Wait until the snapshot is complete.
@@ -271,7 +269,7 @@ class Snapshot:
         """
         await self.wait()
         if self._refs:
-            raise Unsupported(f"this snapshot is on {self._place}, and the host has no array of it")
+            raise Unsupported(f"this snapshot is on {self.place}, and the host has no array of it")
         found = [array.view() for array in self._arrays]
         for array in found:
             array.flags.writeable = False
@@ -363,7 +361,7 @@ class Snapshot:
             state = "moving"
         return SnapshotStatistics(
             state=state,
-            place=self._place,
+            place=self.place,
             nbytes=self.nbytes,
             moved=self.nbytes if moves is None else moves.moved,
             seconds=0.0 if moves is None else moves.seconds,
@@ -459,13 +457,9 @@ def _digests(
     for ref, block in zip(refs, blocks, strict=True):
         message = Digest(((block.address, ref.nbytes),))
         op = core.submit(port, "snapshot.digest", message, (block,), ())
-        moves.add(core, host, op, 0, _release_nothing)
+        moves.add(core, host, op, 0, _nothing)
         ops.append(op)
     return ops
-
-
-def _release_nothing() -> None:
-    """Release nothing once an op is over."""
 
 
 async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:

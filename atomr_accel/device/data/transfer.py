@@ -7,6 +7,7 @@ Ordinary memory goes through staging memory, in chunks if it is large (see ``_bu
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import CoroutineType
@@ -124,6 +125,34 @@ async def in_thread(
         raise short_of(OSError(errno.EAGAIN, str(error)), "a worker thread") from error
     result: outcome.Outcome[_T] = job.pop()
     return result.unwrap()
+
+
+async def opened_in_thread(open_one: Callable[[], Any]) -> Any:
+    """Open something that can be closed, such as a connection, in a thread.
+
+    Nothing can end an attempt, so it may outlast a cancelled call. Its result is then closed. The
+    thread is not among those of a limiter.
+    """
+    lock, wanted = threading.Lock(), True
+    made: list[Any] = []
+
+    def work() -> None:
+        one = open_one()
+        with lock:
+            if wanted:
+                made.append(one)
+                return
+        one.close()
+
+    try:
+        await in_thread(work, trio.CapacityLimiter(1), abandon=True)
+    except BaseException:
+        with lock:
+            wanted = False
+        for one in made:
+            one.close()
+        raise
+    return made.pop()
 
 
 async def arranged(array: Any) -> np.ndarray[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, final
 
 from ..._errors import said_of
 from ...actors.util import NoPublicConstructor
@@ -59,7 +59,12 @@ class Hints:
 
 @final
 class Candidate(metaclass=NoPublicConstructor):
-    """A device of a group, with its present state, for policies."""
+    """A device of a group, with its present state, for policies.
+
+    Attributes:
+        device: the device.
+        position: position in the group.
+    """
 
     _made_by: ClassVar[str] = "open_devices(indices)"
 
@@ -71,8 +76,8 @@ class Candidate(metaclass=NoPublicConstructor):
         topology: Topology,
         utilization: Callable[[Device], float | None] | None,
     ) -> None:
-        self._device = device
-        self._position = position
+        self.device: Final = device
+        self.position: Final = position
         self._limit = limit
         self._topology = topology
         self._utilization = utilization
@@ -84,24 +89,14 @@ class Candidate(metaclass=NoPublicConstructor):
         return f"<Candidate {self.name}: {self.state.value}, {self.in_flight} in flight>"
 
     @property
-    def device(self) -> Device:
-        """The device."""
-        return self._device
-
-    @property
     def name(self) -> str:
         """The device's name, such as ``"cuda:0"``."""
-        return self._device.name
-
-    @property
-    def position(self) -> int:
-        """Position in the group."""
-        return self._position
+        return self.device.name
 
     @property
     def state(self) -> CandidateState:
         """State of the device. Policies only get devices that are ready."""
-        state = self._device.core.lifecycle.state
+        state = self.device.core.lifecycle.state
         if state == "lost":
             return CandidateState.LOST
         if self._draining:
@@ -116,34 +111,34 @@ class Candidate(metaclass=NoPublicConstructor):
     @property
     def queued(self) -> int:
         """Number of its ops that are not answered yet, from all callers."""
-        return len(self._device.core.in_flight)
+        return len(self.device.core.in_flight)
 
     @property
     def generation(self) -> int:
         """The device's generation: one more for each fault."""
-        return self._device.core.generation
+        return self.device.core.generation
 
     @property
     def free_bytes(self) -> int:
         """Bytes that this program may still allocate there, less the reserved ones."""
-        memory = self._device.core.memory.statistics()
-        total = self._device.info.total_memory
+        memory = self.device.core.memory.statistics()
+        total = self.device.info.total_memory
         limit = total if memory.limit is None else min(memory.limit, total)
         return max(0, limit - memory.used - self._reserved)
 
     @property
     def utilization(self) -> float | None:
         """Utilization from 0 to 1, by the function that ``open_devices`` got; None if unknown."""
-        return None if self._utilization is None else self._utilization(self._device)
+        return None if self._utilization is None else self._utilization(self.device)
 
     def far_bytes(self, near: Sequence[GpuRef]) -> int:
         """Return the bytes of these buffers that lie on other devices."""
-        core = self._device.core
+        core = self.device.core
         return sum(ref.nbytes for ref in near if ref.block.memory is not core.memory)
 
     def seconds_to(self, near: Sequence[GpuRef]) -> float:
         """Estimate the seconds to copy these buffers here, from the bandwidths of the links."""
-        core = self._device.core
+        core = self.device.core
         return sum(
             ref.nbytes / self._topology.expected_bandwidth(ref.device, self.name)
             for ref in near

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final, overload
+from typing import TYPE_CHECKING, Final, final, overload
 
 from ..._errors import said_of
 from ...actors.blocks import opens
@@ -34,6 +34,9 @@ class Devices(Sequence["Device"]):
 
     It is a sequence: ``devices[1]`` is the second device. ``devices[:2]`` is another ``Devices``
     with the first two, which shares links and load with this one. A lost device keeps its position.
+
+    Attributes:
+        system: the system of actors that the devices are part of.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Devices(Sequence["Device"]):
         self._links = links
         self._placement = placement
         self._policy = policy
-        self._system = system
+        self.system: Final = system
 
     def __repr__(self) -> str:
         return f"<Devices {', '.join(device.name for device in self._devices)}>"
@@ -64,14 +67,9 @@ class Devices(Sequence["Device"]):
     def __getitem__(self, index: int | slice) -> Device | Devices:
         if isinstance(index, slice):
             return Devices(
-                self._candidates[index], self._links, self._placement, self._policy, self._system
+                self._candidates[index], self._links, self._placement, self._policy, self.system
             )
         return self._devices[self._place_of(index)]
-
-    @property
-    def system(self) -> System:
-        """The system of actors that the devices are part of."""
-        return self._system
 
     @property
     def ref(self) -> ActorRef:

@@ -216,7 +216,25 @@ class Export:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        raise NotImplementedError
+        self._check()
+        here = self.__dlpack_device__()
+        on_cpu = here[0] == CPU
+        if dl_device not in (None, here) or copy or (on_cpu and stream is not None):
+            raise BufferError(
+                "this array is on the CPU, and can be shared but not copied"
+                if on_cpu
+                else "this array can be shared, but not copied or moved"
+            )
+        return lend(
+            self._pointer,
+            self.shape,
+            self.dtype,
+            here,
+            owner=self._lease,
+            read_only=self._read_only,
+            max_version=max_version,
+            strides=self._strides,
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         raise NotImplementedError
@@ -259,28 +277,6 @@ class HostExport(Export):
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU, 0
 
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        self._check()
-        if stream is not None or dl_device not in (None, (CPU, 0)) or copy:
-            raise BufferError("this array is on the CPU, and can be shared but not copied")
-        return lend(
-            self._pointer,
-            self.shape,
-            self.dtype,
-            (CPU, 0),
-            owner=self._lease,
-            read_only=self._read_only,
-            max_version=max_version,
-            strides=self._strides,
-        )
-
 
 @final
 class DeviceExport(NotForNumpy, Export):
@@ -308,18 +304,6 @@ class DeviceExport(NotForNumpy, Export):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._array().__dlpack_device__()
-
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        return self._array().__dlpack__(
-            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
-        )
 
 
 def begins_at(borrowed: Borrowed, multiple: int) -> bool:

@@ -331,9 +331,7 @@ async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
                 return block
             target = await core.growth.empty_dedicated(block.nbytes)
             try:
-                await _fill_alone(
-                    core, target, require_readable(ref, core.memory, "ref").base, "share"
-                )
+                await _fill_alone(core, target, require_readable(ref, core.memory, "ref").base)
             except Rebuilt:
                 continue  # a sealed block is still present
             require_readable(ref, core.memory, "ref")  # not freed meanwhile
@@ -349,20 +347,20 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
         target = await core.growth.empty_dedicated(ref.nbytes)
         source = require_readable(ref, core.memory, "ref")
         with suppress(Rebuilt):
-            await _fill_alone(core, target, source, "share")
+            await _fill_alone(core, target, source)
             require_readable(ref, core.memory, "ref")
             return target
 
 
-async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:
+async def _fill_alone(core: DeviceCore, target: Block, source: Block) -> None:
     """Fill a block that is all of its slab, and clear the rest of the slab."""
     nbytes = target.nbytes
     async with filling(core, target):
         port = core.ports[MEMORY_LANE]
         rest = Fill(target.address + nbytes, target.size - nbytes, b"\0")
-        filled = core.submit(port, name, rest, (), (target,))
+        filled = core.submit(port, "share", rest, (), (target,))
         message = Copy(target.address, source.address, nbytes)
-        await core.submit(port, name, message, (source,), (target,)).wait()
+        await core.submit(port, "share", message, (source,), (target,)).wait()
         await filled.wait()
 
 

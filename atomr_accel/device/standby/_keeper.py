@@ -435,10 +435,8 @@ class StandbyKeeper:
                     # As text, because a record that is kept would keep the frames of the error
                     # alive.
                     self._failure = told = repr(error)
-                    text, extra = (
-                        "%s: no standby host: %s; trying again",
-                        self._core.log_fields(error),
-                    )
+                    text = "%s: no standby host: %s; trying again"
+                    extra = self._core.log_fields(error)
                     _log.warning(text, self._core.name, told, extra=extra)
             finally:
                 self._spares.remove(spare)

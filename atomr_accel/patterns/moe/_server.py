@@ -13,7 +13,7 @@ from ..._errors import said_of
 from ...actors import Place
 from ...actors.blocks import opens
 from ...actors.util import NoPublicConstructor, check_instance
-from .._calls import CallsInProgress, InCallers, serving_callers, unprotected
+from .._calls import CallsInProgress, InCallers, RequestCounts, serving_callers, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
 from ._experts import MoeWeights, check_weights, grouped_experts, padded_experts, put_weights
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeStatistics:
+class MoeStatistics(RequestCounts):
     """A layer of experts at one moment.
 
     Every submitted request counts in exactly one of ``running``, ``answered``, ``failed``,
@@ -56,12 +56,6 @@ class MoeStatistics:
         z_loss: the z-loss of a token, in the mean.
     """
 
-    submitted: int
-    running: int
-    answered: int
-    failed: int
-    refused: int
-    withdrawn: int
     tokens: int
     load: tuple[int, ...]
     dropped_choices: int
@@ -236,15 +230,9 @@ class Moe(InCallers, metaclass=NoPublicConstructor):
 
     def statistics(self) -> MoeStatistics:
         """A snapshot. Experts are in the order of the weights."""
-        tally = self._calls.tally
         balance, z = (self._losses / max(self._tokens, 1)).tolist()
         return MoeStatistics(
-            submitted=tally.submitted,
-            running=tally.in_progress,
-            answered=tally.answered,
-            failed=tally.failed,
-            refused=tally.refused,
-            withdrawn=tally.withdrawn,
+            **self._calls.tally.counts(),
             tokens=self._tokens,
             load=tuple(self._load.tolist()),
             dropped_choices=self._dropped_choices,
