@@ -28,7 +28,7 @@ from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec, Transfers
 from ._merged import LARGEST_ITEM, merged
-from ._op import Facade, Identity, RequestsOnly, op, op_family, op_like
+from ._op import Facade, Identity, RequestsOnly, op, op_family
 from ._origin import require_home, require_made_on
 from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
@@ -99,7 +99,6 @@ __all__ = [
     "on_copies",
     "op",
     "op_family",
-    "op_like",
     "overlap",
     "perform",
     "picker",

@@ -220,18 +220,6 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         return MethodType(self._by_mode[mode], facade)
 
 
-def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc: str) -> op[P, T]:
-    """Make one op of a family, whose ops have the same arguments.
-
-    Args:
-        make: the prototype of the family: returns the request for the op of a name, which comes
-            right after ``self``.
-        name: the name of the op.
-        doc: its docstring.
-    """
-    return op(_named(make, name, doc))
-
-
 def _named(
     make: Callable[Concatenate[Any, str, P], Request[T]],
     name: str,

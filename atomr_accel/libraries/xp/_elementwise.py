@@ -8,7 +8,7 @@ import numpy as np
 
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, Value
-from ...ops import D, Request, op, op_like
+from ...ops import D, Request, op_family
 from ..array.steps import ArrayPart
 
 _NUMPY: Final[Any] = np
@@ -16,98 +16,88 @@ _NUMPY: Final[Any] = np
 
 _ROUNDED: Final = frozenset(("ceil", "floor", "trunc"))
 """Functions that leave integers unchanged."""
-_NAMES: Final[dict[str, str]] = {}
-"""NumPy's names of the functions that have others there."""
 
 
+@op_family
 def _unary(self: StandardElementwise[Any], name: str, x: Operand, /) -> Request[GpuRef]:
     given = self._operand(x)
     if name in _ROUNDED and given.dtype.kind in "iu":
         return self._evaluated(given)
-    return self._evaluated(self._made(getattr(_NUMPY, _NAMES.get(name, name)), given))
+    return self._evaluated(self._made(getattr(_NUMPY, name), given))
 
 
+@op_family
 def _binary(self: StandardElementwise[Any], name: str, x1: Value, x2: Value, /) -> Request[GpuRef]:
-    return self._evaluated(self._made(getattr(_NUMPY, _NAMES.get(name, name)), x1, x2))
-
-
-def _told(name: str, numpy: str | None) -> str:
-    if numpy is not None:
-        _NAMES[name] = numpy
-    return f"Compute ``numpy.{numpy or name}`` of each element."
-
-
-def _of_one(name: str, numpy: str | None = None) -> op[[Operand], GpuRef]:
-    return op_like(_unary, name, _told(name, numpy))
-
-
-def _of_two(name: str, numpy: str | None = None) -> op[[Value, Value], GpuRef]:
-    return op_like(_binary, name, _told(name, numpy))
+    return self._evaluated(self._made(getattr(_NUMPY, name), x1, x2))
 
 
 class StandardElementwise(ArrayPart[D]):
     """Functions of each element, of refs, expressions and numbers."""
 
-    abs: Final = _of_one("abs", "absolute")
-    acos: Final = _of_one("acos", "arccos")
-    acosh: Final = _of_one("acosh", "arccosh")
-    asin: Final = _of_one("asin", "arcsin")
-    asinh: Final = _of_one("asinh", "arcsinh")
-    atan: Final = _of_one("atan", "arctan")
-    atanh: Final = _of_one("atanh", "arctanh")
-    bitwise_invert: Final = _of_one("bitwise_invert", "invert")
-    ceil: Final = _of_one("ceil")
-    conj: Final = _of_one("conj", "conjugate")
-    cos: Final = _of_one("cos")
-    cosh: Final = _of_one("cosh")
-    exp: Final = _of_one("exp")
-    expm1: Final = _of_one("expm1")
-    floor: Final = _of_one("floor")
-    isfinite: Final = _of_one("isfinite")
-    isinf: Final = _of_one("isinf")
-    isnan: Final = _of_one("isnan")
-    log: Final = _of_one("log")
-    log1p: Final = _of_one("log1p")
-    log2: Final = _of_one("log2")
-    log10: Final = _of_one("log10")
-    logical_not: Final = _of_one("logical_not")
-    negative: Final = _of_one("negative")
-    positive: Final = _of_one("positive")
-    reciprocal: Final = _of_one("reciprocal")
-    sign: Final = _of_one("sign")
-    signbit: Final = _of_one("signbit")
-    sin: Final = _of_one("sin")
-    sinh: Final = _of_one("sinh")
-    square: Final = _of_one("square")
-    sqrt: Final = _of_one("sqrt")
-    tan: Final = _of_one("tan")
-    tanh: Final = _of_one("tanh")
-    trunc: Final = _of_one("trunc")
-    add: Final = _of_two("add")
-    atan2: Final = _of_two("atan2", "arctan2")
-    bitwise_and: Final = _of_two("bitwise_and")
-    bitwise_left_shift: Final = _of_two("bitwise_left_shift", "left_shift")
-    bitwise_or: Final = _of_two("bitwise_or")
-    bitwise_right_shift: Final = _of_two("bitwise_right_shift", "right_shift")
-    bitwise_xor: Final = _of_two("bitwise_xor")
-    copysign: Final = _of_two("copysign")
-    divide: Final = _of_two("divide")
-    equal: Final = _of_two("equal")
-    floor_divide: Final = _of_two("floor_divide")
-    greater: Final = _of_two("greater")
-    greater_equal: Final = _of_two("greater_equal")
-    hypot: Final = _of_two("hypot")
-    less: Final = _of_two("less")
-    less_equal: Final = _of_two("less_equal")
-    logaddexp: Final = _of_two("logaddexp")
-    logical_and: Final = _of_two("logical_and")
-    logical_or: Final = _of_two("logical_or")
-    logical_xor: Final = _of_two("logical_xor")
-    maximum: Final = _of_two("maximum")
-    minimum: Final = _of_two("minimum")
-    multiply: Final = _of_two("multiply")
-    nextafter: Final = _of_two("nextafter")
-    not_equal: Final = _of_two("not_equal")
-    pow: Final = _of_two("pow", "power")
-    remainder: Final = _of_two("remainder")
-    subtract: Final = _of_two("subtract")
+    abs: Final = _unary.like("Compute ``numpy.abs`` of each element.")
+    acos: Final = _unary.like("Compute ``numpy.acos`` of each element.")
+    acosh: Final = _unary.like("Compute ``numpy.acosh`` of each element.")
+    asin: Final = _unary.like("Compute ``numpy.asin`` of each element.")
+    asinh: Final = _unary.like("Compute ``numpy.asinh`` of each element.")
+    atan: Final = _unary.like("Compute ``numpy.atan`` of each element.")
+    atanh: Final = _unary.like("Compute ``numpy.atanh`` of each element.")
+    bitwise_invert: Final = _unary.like("Compute ``numpy.bitwise_invert`` of each element.")
+    ceil: Final = _unary.like("Compute ``numpy.ceil`` of each element.")
+    conj: Final = _unary.like("Compute ``numpy.conj`` of each element.")
+    cos: Final = _unary.like("Compute ``numpy.cos`` of each element.")
+    cosh: Final = _unary.like("Compute ``numpy.cosh`` of each element.")
+    exp: Final = _unary.like("Compute ``numpy.exp`` of each element.")
+    expm1: Final = _unary.like("Compute ``numpy.expm1`` of each element.")
+    floor: Final = _unary.like("Compute ``numpy.floor`` of each element.")
+    isfinite: Final = _unary.like("Compute ``numpy.isfinite`` of each element.")
+    isinf: Final = _unary.like("Compute ``numpy.isinf`` of each element.")
+    isnan: Final = _unary.like("Compute ``numpy.isnan`` of each element.")
+    log: Final = _unary.like("Compute ``numpy.log`` of each element.")
+    log1p: Final = _unary.like("Compute ``numpy.log1p`` of each element.")
+    log2: Final = _unary.like("Compute ``numpy.log2`` of each element.")
+    log10: Final = _unary.like("Compute ``numpy.log10`` of each element.")
+    logical_not: Final = _unary.like("Compute ``numpy.logical_not`` of each element.")
+    negative: Final = _unary.like("Compute ``numpy.negative`` of each element.")
+    positive: Final = _unary.like("Compute ``numpy.positive`` of each element.")
+    reciprocal: Final = _unary.like("Compute ``numpy.reciprocal`` of each element.")
+    sign: Final = _unary.like("Compute ``numpy.sign`` of each element.")
+    signbit: Final = _unary.like("Compute ``numpy.signbit`` of each element.")
+    sin: Final = _unary.like("Compute ``numpy.sin`` of each element.")
+    sinh: Final = _unary.like("Compute ``numpy.sinh`` of each element.")
+    square: Final = _unary.like("Compute ``numpy.square`` of each element.")
+    sqrt: Final = _unary.like("Compute ``numpy.sqrt`` of each element.")
+    tan: Final = _unary.like("Compute ``numpy.tan`` of each element.")
+    tanh: Final = _unary.like("Compute ``numpy.tanh`` of each element.")
+    trunc: Final = _unary.like("Compute ``numpy.trunc`` of each element.")
+    add: Final = _binary.like("Compute ``numpy.add`` of each element.")
+    atan2: Final = _binary.like("Compute ``numpy.atan2`` of each element.")
+    bitwise_and: Final = _binary.like("Compute ``numpy.bitwise_and`` of each element.")
+    bitwise_left_shift: Final = _binary.like(
+        "Compute ``numpy.bitwise_left_shift`` of each element."
+    )
+    bitwise_or: Final = _binary.like("Compute ``numpy.bitwise_or`` of each element.")
+    bitwise_right_shift: Final = _binary.like(
+        "Compute ``numpy.bitwise_right_shift`` of each element."
+    )
+    bitwise_xor: Final = _binary.like("Compute ``numpy.bitwise_xor`` of each element.")
+    copysign: Final = _binary.like("Compute ``numpy.copysign`` of each element.")
+    divide: Final = _binary.like("Compute ``numpy.divide`` of each element.")
+    equal: Final = _binary.like("Compute ``numpy.equal`` of each element.")
+    floor_divide: Final = _binary.like("Compute ``numpy.floor_divide`` of each element.")
+    greater: Final = _binary.like("Compute ``numpy.greater`` of each element.")
+    greater_equal: Final = _binary.like("Compute ``numpy.greater_equal`` of each element.")
+    hypot: Final = _binary.like("Compute ``numpy.hypot`` of each element.")
+    less: Final = _binary.like("Compute ``numpy.less`` of each element.")
+    less_equal: Final = _binary.like("Compute ``numpy.less_equal`` of each element.")
+    logaddexp: Final = _binary.like("Compute ``numpy.logaddexp`` of each element.")
+    logical_and: Final = _binary.like("Compute ``numpy.logical_and`` of each element.")
+    logical_or: Final = _binary.like("Compute ``numpy.logical_or`` of each element.")
+    logical_xor: Final = _binary.like("Compute ``numpy.logical_xor`` of each element.")
+    maximum: Final = _binary.like("Compute ``numpy.maximum`` of each element.")
+    minimum: Final = _binary.like("Compute ``numpy.minimum`` of each element.")
+    multiply: Final = _binary.like("Compute ``numpy.multiply`` of each element.")
+    nextafter: Final = _binary.like("Compute ``numpy.nextafter`` of each element.")
+    not_equal: Final = _binary.like("Compute ``numpy.not_equal`` of each element.")
+    pow: Final = _binary.like("Compute ``numpy.pow`` of each element.")
+    remainder: Final = _binary.like("Compute ``numpy.remainder`` of each element.")
+    subtract: Final = _binary.like("Compute ``numpy.subtract`` of each element.")

@@ -42,7 +42,13 @@ def everything() -> EpilogueNode:
 
 
 KERNELS: Final[dict[str, dict[str, Any]]] = {
-    "everything": {"epilogue": everything(), "source": "bfloat16"},
+    "everything, by columns": {
+        "epilogue": everything(),
+        "source": "bfloat16",
+        "trans_a": True,
+        "trans_b": False,
+        "cluster": (1, 2, 1),
+    },
     "fp8": {
         **dict.fromkeys(("a", "out"), "float8_e4m3fn"),
         "b": "float8_e5m2",
@@ -51,14 +57,11 @@ KERNELS: Final[dict[str, dict[str, Any]]] = {
         "schedule": "pingpong",
     },
     "int8": {**dict.fromkeys("ab", "int8"), "out": "int32", "tile": (128, 128, 128)},
-    "tf32": {**dict.fromkeys(("a", "b", "out"), "float32"), "tile": (128, 128, 32), "stages": 3},
-    "layouts": {"trans_a": True, "trans_b": False, "cluster": (1, 2, 1)},
-    "conv 1-D": {"space": 1, "cluster": (2, 2, 1), "schedule": "pingpong"},
     "conv 2-D": {
-        **dict.fromkeys("ab", "int8"),
+        **dict.fromkeys(("a", "b", "out"), "float32"),
         "space": 2,
-        "out": "float16",
-        "tile": (128, 128, 128),
+        "tile": (128, 128, 32),
+        "stages": 3,
         "epilogue": EpilogueNode("add", (EpilogueNode("relu", (PRODUCT,)), VECTOR)),
     },
     "conv 3-D": {
@@ -67,7 +70,12 @@ KERNELS: Final[dict[str, dict[str, Any]]] = {
         "tile": (128, 128, 256),
         "cluster": (1, 2, 1),
     },
-    "gradient by images": {"space": 2, "trans_b": False},
+    "gradient by images": {
+        "space": 1,
+        "trans_b": False,
+        "cluster": (2, 2, 1),
+        "schedule": "pingpong",
+    },
     "gradient by filters": {"space": 3, "trans_a": True, "trans_b": False, "cluster": (2, 2, 1)},
     "grouped": {
         "grouped": True,
