@@ -28,6 +28,7 @@ from ..harness import (
     opened,
     same_bits,
     settled,
+    used_by,
 )
 
 
@@ -64,6 +65,7 @@ async def test_sealed_buffer_refuses_every_write(device: Device) -> None:
 
 @on_shared
 async def test_a_sealed_buffer_can_be_freed_and_its_memory_used_again(device: Device) -> None:
+    used_by(device)  # what earlier tests dropped is freed now, and not in between
     before = device.statistics().memory.sealed
     ref = await device.put(np.zeros(1000), sealed=True)
     assert device.statistics().memory.sealed > before
@@ -77,6 +79,7 @@ async def test_a_sealed_buffer_can_be_freed_and_its_memory_used_again(device: De
 
 @on_shared
 async def test_sealing_moves_the_memory_and_returns_what_it_was_in(device: Device) -> None:
+    used_by(device)
     ref = await device.put(np.zeros(10_000))
     plain = device.statistics().memory
     await device.seal(ref)
