@@ -7,9 +7,9 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 import trio
@@ -17,6 +17,7 @@ import trio
 from .._errors import ContextPoisoned, DeviceLost, GpuRefStale, OutOfMemory, Unsupported, said_of
 from ..actors import Place, Service, serving
 from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device import Device
 from ..patterns import Closed, Overloaded, WrongResults, is_transient
@@ -24,24 +25,20 @@ from ..wire.options import flag, whole
 from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
 from ._request_errors import GrammarInvalid, RequestAtFault
-from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
+from ._request_stream import Chosen, TokenStream, Wakes
+from ._requests import TokenPiece, TokenRequest
 from ._sampler import (
     GrammarCompiler,
     TokenSampler,
-    check_logits,
     check_sampling,
-    check_token,
-    score,
 )
 from ._scheduler import Scheduler, SequenceState
-from ._token_stream import Detokenizer, StopTexts
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from tokenizers import Tokenizer
 
     from ._model import Progress
-    from ._scheduler import ScheduledSequence
     from ._steps import Runner, StepLogits, StepSlice, StepWork
 
 _IN_THREAD: Final = 1 << 16
@@ -112,153 +109,6 @@ class LanguageModelStatistics:
     durable_cache: bool
 
 
-class _ChosenToken(NamedTuple):
-    """A token that was chosen.
-
-    Attributes:
-        last: True if the grammar allows nothing after it.
-        logprob: the logarithm of its probability, if asked for.
-        top: the most likely tokens, if asked for.
-    """
-
-    token: int
-    last: bool
-    logprob: float | None
-    top: tuple[TokenScore, ...]
-
-
-_Chosen: TypeAlias = tuple[list[TokenPiece], _ChosenToken | None]
-"""Pieces of the prompt, and the next token if there is one."""
-
-
-class _TokenStream:
-    """Pieces of one request, from the model's task to the caller's."""
-
-    def __init__(
-        self,
-        request: TokenRequest,
-        sequence: ScheduledSequence,
-        sampler: TokenSampler,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self.request: Final = request
-        self.sequence: Final = sequence
-        self.sampler: Final = sampler
-        self._text = None if tokenizer is None else Detokenizer(tokenizer)
-        self._stops = StopTexts(request.sampling.stop)
-        self._pieces: deque[TokenPiece] = deque()
-        self._news = trio.Event()
-        self._error: Exception | None = None
-        self._chosen: tuple[int, _ChosenToken] | None = None
-        self.finish: FinishReason | None = None
-
-    @property
-    def over(self) -> bool:
-        """True if no more pieces come."""
-        return self.finish is not None or self._error is not None
-
-    def choice(self, piece: StepSlice) -> tuple[float, float] | None:
-        """Return how the device may choose the next token; None if its logits are needed here."""
-        sampling = self.request.sampling
-        if piece.every or sampling.logprobs is not None or not self.sampler.plain:
-            return None
-        if sampling.temperature == 0:
-            return 0.0, 0.0
-        return sampling.temperature, self.sampler.number(len(self.sequence.tokens))
-
-    def take(self, piece: StepSlice, logits: Any, token: int | None) -> _Chosen | Exception:
-        """Return what a step says of a slice. It may run in a thread, one at a time.
-
-        Another call for the same position gives the same choice, so it can be done again. ``token``
-        is what the device has chosen, None if it has not.
-        """
-        try:
-            if token is not None:
-                check_token(token, len(self.sequence.tokens))
-                return [], _ChosenToken(token, False, None, ())
-            scores = self._scores(logits, piece.start) if piece.every else []
-            wanted = piece.sample and self.request.sampling.max_tokens != 0
-            return scores, self._choose(logits[-1]) if wanted else None
-        except Exception as error:  # noqa: BLE001 (it is the request's answer)
-            return error
-
-    def _choose(self, logits: Any) -> _ChosenToken:
-        sequence, number = self.sequence, self.request.sampling.logprobs
-        position = len(sequence.tokens)
-        if self._chosen is not None and self._chosen[0] == position:
-            return self._chosen[1]  # the grammar has this token already
-        token = self.sampler.choose(logits, position)
-        last = self.sampler.add(token)
-        logprob, top = (None, ()) if number is None else score(logits, token, number)
-        choice = _ChosenToken(token, last, logprob, top)
-        self._chosen = position, choice
-        return choice
-
-    def _scores(self, logits: Any, start: int) -> list[TokenPiece]:
-        """Return pieces of the prompt, of logits after its tokens from ``start`` on."""
-        number, sequence = self.request.sampling.prompt_logprobs, self.sequence
-        assert number is not None
-        tokens = sequence.tokens
-        found = [] if sequence.scored else [TokenPiece(token=tokens[0], text="", prompt=True)]
-        for at, row in enumerate(logits, start + 1):
-            if sequence.scored < at < sequence.prompt:
-                check_logits(row, at)
-                logprob, top = score(row, tokens[at], number)
-                found.append(
-                    TokenPiece(token=tokens[at], text="", logprob=logprob, top=top, prompt=True)
-                )
-        if self.request.sampling.max_tokens == 0 and start + len(logits) >= sequence.prompt - 1:
-            found[-1] = replace(found[-1], finish="length")
-        return found
-
-    def add_scores(self, pieces: list[TokenPiece]) -> None:
-        """Add pieces of the prompt. The stream ends with them if no token is to follow."""
-        if pieces:
-            self.finish = pieces[-1].finish
-            self._pieces.extend(pieces)
-            self._news.set()
-
-    def add(self, choice: _ChosenToken, end_tokens: frozenset[int]) -> None:
-        """Add a token that was chosen."""
-        token, last, logprob, top = choice
-        ended = token in end_tokens and not self.request.sampling.ignore_eos
-        text = ""
-        if not (ended or self._text is None):
-            text = self._stops.add(self._text.add(token))
-        stopped = self._stops.stopped
-        if ended or last or stopped:
-            self.finish = "stop"
-        elif len(self.sequence.tokens) + 1 >= self.sequence.limit:
-            self.finish = "length"
-        if self.finish is not None and self._text is not None and not stopped:
-            text += self._stops.add(self._text.flush()) + self._stops.flush()
-        self._pieces.append(
-            TokenPiece(token=token, text=text, logprob=logprob, top=top, finish=self.finish)
-        )
-        self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        """End with an error, after the pieces that are there."""
-        if not self.over:
-            self._error = error
-            self._news.set()
-
-    def __aiter__(self) -> AsyncIterator[TokenPiece]:
-        return self
-
-    async def __anext__(self) -> TokenPiece:
-        if self._pieces or self.over:
-            await trio.lowlevel.checkpoint()
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if self.finish is not None:
-                raise StopAsyncIteration
-            self._news = trio.Event()
-            await self._news.wait()
-        return self._pieces.popleft()
-
-
 @final
 class LanguageModel(Service, metaclass=NoPublicConstructor):
     """A language model that answers requests, as `open_language_model` returns it.
@@ -296,7 +146,8 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         self._tokenizer = tokenizer
         self._folder = folder
         self._compiler: GrammarCompiler | None = None
-        self._streams: dict[int, _TokenStream] = {}
+        self._streams: dict[int, TokenStream] = {}
+        self._wakes = Wakes()
         self._work = trio.Event()
         self._empty = trio.Event()
         self._lived = False
@@ -395,7 +246,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             raise
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         sampler = TokenSampler(sampling, prompt, seed, grammar)
-        stream = _TokenStream(request, sequence, sampler, self._tokenizer)
+        stream = TokenStream(request, sequence, sampler, self._tokenizer)
         if not self._streams:
             self._empty = trio.Event()
         self._streams[sequence.number] = stream
@@ -459,14 +310,16 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         if self._lived:  # an earlier life may have ended before it had added the tokens of a step
             scheduler.failed(lost=True, kept=await self._kept(), blame=False)
         self._lived = True
-        while True:
-            self._expire()
-            work = scheduler.plan()
-            if work is None:
-                self._work = trio.Event()
-                await self._work.wait()
-                continue
-            await self._step(work)
+        async with PlainNursery() as nursery:
+            nursery.start_soon(self._wakes.serve)
+            while True:
+                self._expire()
+                work = scheduler.plan()
+                if work is None:
+                    self._work = trio.Event()
+                    await self._work.wait()
+                    continue
+                await self._step(work)
 
     async def finish(self) -> None:
         """Wait for the streams in progress; no more are taken."""
@@ -575,7 +428,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             )
         return logits
 
-    def _add(self, stream: _TokenStream, piece: StepSlice, chosen: _Chosen | Exception) -> None:
+    def _add(self, stream: TokenStream, piece: StepSlice, chosen: Chosen | Exception) -> None:
         sequence = stream.sequence
         if sequence.state is SequenceState.ENDED:  # while tokens were chosen
             return
@@ -588,6 +441,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 self._scheduler.score(sequence, piece.start + len(piece.tokens))
             if choice is not None:
                 stream.add(choice, self.end_tokens)
+            self._wakes.add(stream)
         except Exception as error:  # noqa: BLE001 (it is the request's answer)
             self._scheduler.abort(sequence)
             stream.fail(error)
@@ -635,7 +489,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             stream.fail(trio.TooSlowError("the deadline of the request has passed"))
             self._end(stream, "aborted")
 
-    def _end(self, stream: _TokenStream, how: str) -> None:
+    def _end(self, stream: TokenStream, how: str) -> None:
         del self._streams[stream.sequence.number]
         self._counts[how] += 1
         if not self._streams:
@@ -667,8 +521,8 @@ def _from_outside(error: Exception) -> bool:
 
 
 def _take_all(
-    parts: list[tuple[_TokenStream, StepSlice, Any, int | None]],
-) -> list[_Chosen | Exception]:
+    parts: list[tuple[TokenStream, StepSlice, Any, int | None]],
+) -> list[Chosen | Exception]:
     return [stream.take(piece, rows, token) for stream, piece, rows, token in parts]
 
 

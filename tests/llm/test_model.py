@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Device, GpuRefStale, OutOfMemory
+from atomr_accel.device.batches._fetch import ReplayFetch
 from atomr_accel.llm import (
     LanguageModel,
     LlamaModel,
@@ -26,6 +27,7 @@ from atomr_accel.llm import (
     load_folder,
     open_language_model,
 )
+from atomr_accel.llm._request_stream import TURNS
 from atomr_accel.llm._sampler import TokenSampler
 from atomr_accel.testing import poison
 
@@ -335,6 +337,47 @@ async def test_steps_of_one_shape_are_replayed(device: Device) -> None:
     close(logits, reference(model, tokens)[1])
     np.testing.assert_array_equal(await alone(made, tokens), logits)
     assert made.statistics().replayed == 12  # the shape of position 8 came only twice
+
+
+class _Turns(trio.abc.Instrument):
+    """Counts turns of the loop."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        del timeout
+        self.count += 1
+
+
+@on_shared
+async def test_a_step_is_sent_before_callers_wake(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many turns of the loop pass as `Wakes` allows for."""
+    turns = _Turns()
+    found: list[int] = []
+
+    def begun(self: LlamaModel, *args: Any, **options: Any) -> Any:
+        found.append(-turns.count)
+        return choose(self, *args, **options)
+
+    def sent(self: ReplayFetch, *args: Any) -> Any:
+        found[-1] += turns.count
+        return submit(self, *args)
+
+    choose, submit = LlamaModel.choose, ReplayFetch.submit
+    monkeypatch.setattr(LlamaModel, "choose", begun)
+    monkeypatch.setattr(ReplayFetch, "submit", sent)
+    made = await loaded(device, TinyModel())
+    trio.lowlevel.add_instrument(turns)
+    try:
+        async with open_language_model(device, made) as model:
+            sampling = SamplingOptions(max_tokens=24, temperature=0.0)
+            async with model.generate(TokenRequest(prompt=(3, 1, 4), sampling=sampling)) as pieces:
+                assert [piece.token async for piece in pieces]
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+    assert max(found[-4:]) < TURNS  # a shape is recorded in its third step, so these are replayed
 
 
 @on_shared

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -19,6 +20,7 @@ from atomr_accel.llm import (
     PromptTooLong,
     RequestAtFault,
     SamplingOptions,
+    StepLogits,
     StepWork,
     TokenPiece,
     TokenRequest,
@@ -290,6 +292,37 @@ async def test_text_comes_with_its_tokens() -> None:
         pieces = await _all(model, _request(2, most=30, stop=(stop,)))
         assert "".join(piece.text for piece in pieces) == text[: text.index(stop)]
         assert pieces[-1].finish == "stop"
+
+
+class _TellingRunner:
+    """A runner without a device, which needs as many turns of the loop as a step of a recording."""
+
+    pages, page_size, vocabulary, context = 16, 16, 8, 64
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    async def step(self, work: StepWork) -> StepLogits:
+        for turn in range(16):
+            await trio.lowlevel.checkpoint()
+            if turn == 4:
+                self.told.append("sent")
+        self.told.append("done")
+        return np.eye(sum(piece.rows for piece in work.slices), self.vocabulary, dtype=np.float32)
+
+
+@cpu_only
+async def test_callers_get_pieces_while_the_device_has_the_next_step() -> None:
+    told: list[str] = []
+    async with (
+        opened(isolation="thread") as device,
+        open_language_model(device, _TellingRunner(told)) as model,
+        model.generate(_request(0, most=4)) as pieces,
+    ):
+        async for piece in pieces:
+            assert not piece.text
+            told.append("taken")
+    assert told == ["sent", "done", *["sent", "taken", "done"] * 3, "taken"]
 
 
 @cpu_only
