@@ -1,4 +1,4 @@
-"""What a program with many streams of a language model adds to each step; needs no GPU.
+"""The program's part of each step of a language model with many streams; needs no GPU.
 
 A stand-in for a model takes a given time for each step, as a device would, and chooses letters.
 Printed are the medians of milliseconds from the tokens of a step until the next one is sent, and
@@ -103,9 +103,7 @@ async def run(options: argparse.Namespace) -> None:
             pairs = list(itertools.pairwise(steps))
             until = statistics.median(after[0] - before[1] for before, after in pairs) * 1e3
             period = statistics.median(after[0] - before[0] for before, after in pairs) * 1e3
-            print(
-                f"{number:4} streams: {until:.2f} ms until sent, {period:.2f} ms a step"
-            )
+            print(f"{number:4} streams: {until:.2f} ms until sent, {period:.2f} ms a step")
 
 
 def main() -> None:

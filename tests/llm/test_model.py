@@ -353,7 +353,7 @@ class _Turns(trio.abc.Instrument):
 async def test_a_step_is_sent_before_callers_wake(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many turns of the loop pass as `Wakes` allows for."""
+    """`Wakes` waits for as many turns of the loop as that takes."""
     turns = _Turns()
     found: list[int] = []
 
