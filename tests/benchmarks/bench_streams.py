@@ -56,7 +56,7 @@ class TimedRunner:
         self.times: list[tuple[float, float]] = []
 
     async def step(self, work: StepWork) -> StepLogits:
-        """Not used, since the device chooses all tokens."""
+        """Fail: the device chooses all tokens."""
         raise NotImplementedError
 
     async def choose(self, work: StepWork, choices: StepChoices, *, logits: bool) -> StepTokens:

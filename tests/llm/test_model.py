@@ -353,7 +353,7 @@ class _Turns(trio.abc.Instrument):
 async def test_a_step_is_sent_before_callers_wake(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`Wakes` waits for as many turns of the loop as that takes."""
+    """The loop makes fewer turns until then than `Wakes` waits for."""
     turns = _Turns()
     found: list[int] = []
 
