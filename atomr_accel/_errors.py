@@ -45,10 +45,10 @@ class AccelError(Exception):
 
 
 class DeviceUnavailable(AccelError):
-    """No device of that index and backend can be opened here.
+    """No device of that index and backend can be opened here, or a part of it cannot be loaded.
 
-    You get it from ``open_device`` before its body runs; never from a device that was open. The
-    message names the missing device, driver or backend.
+    You get it from ``open_device`` before its body runs. The message names the missing device,
+    driver or backend. An open device raises it for ops whose executor cannot be loaded.
     """
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
-from ..memory import BlockView
+from ..lanes import MessageTemplate
+from ..memory import BlockView, Epoch
 from ..wire import CallByTemplate
 from ._request import Pending
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..arrays import GpuRef
-    from ..lanes import MessageTemplate
-    from ..memory import Block, Epoch
+    from ..memory import Block
     from ._library import OpSubmitter
     from ._request import Preparer, TemplatePreparer
 

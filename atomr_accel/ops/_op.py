@@ -24,6 +24,7 @@ from typing import (
     Self,
     TypeVar,
     final,
+    get_args,
     overload,
 )
 
@@ -186,7 +187,11 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
             return request
 
         signature = inspect.signature(make)
-        result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")
+        result = signature.return_annotation
+        if isinstance(result, str):  # as it is with ``from __future__ import annotations``
+            result = result.removeprefix("Request[").removesuffix("]")
+        else:
+            (result,) = get_args(result) or (Any,)
         functions: tuple[Any, ...] = (awaited, collected, described)
         for function in functions[:2]:
             del function.__wrapped__

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from .._errors import AccelError, Unsupported
+from .._errors import AccelError, DeviceUnavailable, Unsupported
 from .failures import is_shortage
 from .messages import Failure, Fault
 
@@ -59,7 +59,8 @@ class HostClass(msgspec.Struct, frozen=True):
             what: a description of the object, for errors.
 
         Raises:
-            Unsupported: the class cannot be loaded, or called with these arguments.
+            DeviceUnavailable: the class cannot be loaded.
+            Unsupported: it cannot be called with these arguments.
             OSError: memory, processes, threads or descriptors are short.
         """
         kind = find_class(what, self.reference)
@@ -416,7 +417,7 @@ def find_class(what: str, reference: str, where: str = "the host") -> Any:
         where: the process that loads it, for errors.
 
     Raises:
-        Unsupported: it cannot be loaded.
+        DeviceUnavailable: it cannot be loaded.
         OSError: memory, processes, threads or descriptors are short.
         AccelError: the module raised it; it is passed on.
         MemoryError: the module raised it; it is passed on.
@@ -430,7 +431,7 @@ def find_class(what: str, reference: str, where: str = "the host") -> Any:
     except Exception as error:
         if is_shortage(error):
             raise OSError(errno.ENOMEM, f"{what}, {reference!r}: {error}") from error
-        raise Unsupported(
+        raise DeviceUnavailable(
             f"{what}, {reference!r}, cannot be loaded in {where}: {type(error).__name__}: "
             f"{error}; reinstall or update the package that names it"
         ) from error

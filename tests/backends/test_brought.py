@@ -131,15 +131,17 @@ async def test_backend_error_names_the_missing_class(
     brings(executors={**abacus.BACKEND.executors, "blas": reference})
     async with open_device(0, backend="abacus", isolation=isolation) as device:
         ref = await device.put(np.eye(2))
-        with pytest.raises(Unsupported, match=rf"blas.*'{reference}', cannot be loaded.*{why}"):
+        with pytest.raises(
+            DeviceUnavailable, match=rf"blas.*'{reference}', cannot be loaded.*{why}"
+        ):
             await device.blas.gemm(ref, ref)
         async with device.record() as recording:
             recording.blas.gemm(ref, ref)
         said = rf"recorded call, '{reference}', cannot be loaded in the host.*{why}.*reinstall"
-        with pytest.raises(Unsupported, match=said):
+        with pytest.raises(DeviceUnavailable, match=said):
             await recording.replay()
     said = rf"context, '{reference}', cannot be loaded in this program.*{why}.*reinstall"
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(DeviceUnavailable, match=said):
         _DeviceMappings(reference, 0).synchronize()
 
 
