@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._errors import AccelError, LibraryMissing, Unsupported
-from ..libraries.registry import catalogue
 from ..ops import LibraryCheck
 from ._documents import CheckPart
+from ._libraries import known_libraries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +34,7 @@ async def _run(device: Device, rng: np.random.Generator) -> Pair:
 
 def checks() -> tuple[tuple[str, LibraryCheck], ...]:
     """Return all checks with the names of their libraries, in the order in which they are made."""
-    of_libraries = ((name, each.check) for name, each in catalogue().all.items())
+    of_libraries = ((name, each.check) for name, each in known_libraries().all.items())
     return (
         ("memory", LibraryCheck("put, copy and get", 0.0, _memory)),
         *((name, check) for name, check in of_libraries if check is not None),

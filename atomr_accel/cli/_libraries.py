@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._errors import DeviceUnavailable
-from ..libraries.registry import catalogue
+from ..libraries.registry import Catalogue, catalogue
 from ._documents import LibrariesDocument, LibraryRow
 from ._errors import ExitCode, Refusal
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from ._output import CommandOutput
 
 
-def run(_args: argparse.Namespace, out: CommandOutput) -> int:
-    """Print a table of the libraries."""
+def known_libraries() -> Catalogue:
+    """Return the libraries, or end the command if one cannot be loaded."""
     try:
-        known = catalogue()
+        return catalogue()
     except (DeviceUnavailable, TypeError, ValueError) as error:
         raise Refusal(str(error), ExitCode.UNAVAILABLE) from error
+
+
+def run(_args: argparse.Namespace, out: CommandOutput) -> int:
+    """Print a table of the libraries."""
+    known = known_libraries()
     rows = [
         LibraryRow(
             name=name,

@@ -262,15 +262,15 @@ async def open_device(
     Raises:
         RuntimeError: the code runs under another event loop than trio, such as asyncio: see
             ``from_asyncio``.
-        DeviceUnavailable: the device does not exist or has no usable driver; the message has the
+        DeviceUnavailable: the device does not exist or has no usable driver, or a class that the
+            backend, ``streams`` or ``completion`` names cannot be loaded; the message has the
             details.
         LibraryMissing: the backend's own library is not installed, or compute-sanitizer.
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, a priority for an unknown lane, or two libraries
             of one name.
         Unsupported: parked standbys, which this driver or backend does not support. Or a class that
-            ``streams`` or ``completion`` names cannot be loaded or made in
-            the host.
+            ``streams`` or ``completion`` names cannot be made in the host.
         DeviceLost: the device was lost.
         OSError: descriptors, processes or memory are short, so it cannot be opened.
         ExceptionGroup: several things failed. Any other single error of the block is raised

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import msgspec
+import numpy as np
 
+from ..arrays import GpuRef  # at run time, since help() evaluates the fields of a Struct
 from ..lanes import MessageTemplate
-from ..memory import BlockView, Epoch
+from ..memory import Block, BlockView, Epoch
 from ..wire import CallByTemplate
-from ._request import Pending
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-
-    from ..arrays import GpuRef
-    from ..memory import Block
-    from ._library import OpSubmitter
-    from ._request import Preparer, TemplatePreparer
+from ._library import OpSubmitter
+from ._request import Pending, Preparer, TemplatePreparer
 
 
 @final

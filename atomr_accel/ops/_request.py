@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 import msgspec
 
 from ..actors import Message
-from ..arrays import GpuRef  # with the two below, since help() evaluates the fields of a Struct
-from ..memory import Block
+from ..arrays import GpuRef  # with those below, since help() evaluates the fields of a Struct
+from ..memory import Block, MemoryMap
 from ._library import LaneSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .. import wire
-    from ..memory import MemoryMap
     from ._library import DeviceView
 
 T = TypeVar("T")

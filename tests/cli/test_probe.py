@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from atomr_accel.cli import _checks, _packages, _probe, _vendor
 from atomr_accel.cli._checks import checks, deviation
 from atomr_accel.cli._children import ChildFailed, ask_child
 from atomr_accel.cli._documents import DriverPart
+from atomr_accel.cli._errors import ExitCode
 from atomr_accel.cli._vendor import VendorAnswer, ask_vendor
+from atomr_accel.libraries import names, registry
 from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc_cpu
 from atomr_accel.libraries.nvrtc.wire.messages import CompiledCode, KernelEntry
 from atomr_accel.libraries.registry import catalogue
@@ -257,3 +260,14 @@ def test_a_vendor_that_ends_the_child_is_told(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_deviations(got: Any, expected: Any, told: float | None) -> None:
     assert deviation(np.array(got), np.array(expected)) == told
+
+
+def test_a_library_that_cannot_be_loaded_is_told(
+    command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [EntryPoint("x", "no_such_module:LIBRARY", names.GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "_known", None)
+    done = command("probe", *ON_CPU)
+    assert done.code == ExitCode.UNAVAILABLE
+    assert re.search(r"'x = no_such_module:LIBRARY'.*cannot be loaded", done.err)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import AccelError, Unsupported, open_device
+from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.host.completion import CallbackCompletion, HybridCompletion
 from atomr_accel.host.streams import OwnStreams, PooledStreams, SharedStreams, SingleStream
 from atomr_accel.lanes import Isolation

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from typing import Any, Final
 
 from atomr_accel.arrays import GpuRef
-from atomr_accel.ops import D, Facade, LaneSpec, Request, op_family
+from atomr_accel.ops import D, Facade, LaneSpec, Request, op, op_family
 
 
 class Families(Facade[D]):
@@ -40,3 +40,12 @@ def test_ops_of_a_family_have_one_signature_and_names_and_docstrings_of_their_ow
     assert parameters == [["self", "x", "out"]] * 3
     results = [inspect.signature(each).return_annotation for each in told]
     assert results == ["GpuRef", "GpuRef", "tuple[GpuRef, GpuRef]"]
+
+
+def test_a_signature_of_evaluated_annotations_has_the_result() -> None:
+    def make(self: Any, x: GpuRef) -> Request[GpuRef]:
+        raise NotImplementedError
+
+    make.__annotations__["return"] = Request[GpuRef]
+    made: Any = type("Made", (Facade,), {"made": op(make)})
+    assert inspect.signature(made.made).return_annotation is GpuRef
