@@ -346,6 +346,12 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         help="a cache that survives faults; a step takes longer",
     )
     parser.add_argument(
+        "--standby",
+        choices=("hot", "parked", "warm"),
+        help="what is kept prepared for the next fault; a hot one is the quickest, and takes memory"
+        " of the device",
+    )
+    parser.add_argument(
         "--demo-faults", action="store_true", help="a button on the page that faults the device"
     )
 

@@ -7,11 +7,11 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from .. import AccelError, DeviceLost, DeviceUnavailable, open_device
+from .. import AccelError, DeviceLost, DeviceUnavailable, Standby, open_device
 from ..actors.nursery import PlainNursery
 from ..llm import (
     LanguageModelServer,
@@ -89,6 +89,8 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 async def _serve(
     args: argparse.Namespace, out: CommandOutput, folder: ModelFolder, served: _Served
 ) -> None:
+    number: dict[str, Any] = {args.standby: 1}
+    standby: dict[str, Any] = {} if args.standby is None else {"standby": Standby(**number)}
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(
             open_device(
@@ -96,6 +98,7 @@ async def _serve(
                 backend=args.backend,
                 isolation=args.isolation,
                 op_deadline=_HUNG_SECONDS,
+                **standby,
             )
         )
         with out.progress(f"loading {folder.name}", 1.0) as show:
@@ -151,6 +154,8 @@ async def _until_end(
             with trio.move_on_after(grace) as waiting:
                 await server.drain()
             if waiting.cancelled_caught:
+                server.cut_off()
+                await server.drain()
                 sys.stderr.write(f"streams were cut off after {grace:g} seconds\n")
         nursery.cancel_scope.cancel()
     return lost

@@ -443,6 +443,7 @@ class HttpFront:
         self._open: Final[set[_HttpConnection]] = set()
         self._empty = trio.Event()
         self._accepting = trio.CancelScope()
+        self._all = trio.CancelScope()
 
     @property
     def connections(self) -> int:
@@ -451,9 +452,12 @@ class HttpFront:
 
     async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Serve until cancelled, or drained."""
-        async with PlainNursery() as answering:
-            with self._accepting:
-                await trio.serve_listeners(self._serve, list(listeners), handler_nursery=answering)
+        with self._all:
+            async with PlainNursery() as answering:
+                with self._accepting:
+                    await trio.serve_listeners(
+                        self._serve, list(listeners), handler_nursery=answering
+                    )
 
     async def drain(self) -> None:
         """Take no more connections and requests, and wait until those in progress are answered."""
@@ -466,6 +470,11 @@ class HttpFront:
             self._empty = trio.Event()
             await self._empty.wait()
         await trio.lowlevel.checkpoint()
+
+    def cut_off(self) -> None:
+        """Close all connections at once."""
+        self.draining = True
+        self._all.cancel()
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:

@@ -193,6 +193,8 @@ class TokenStream:
             await trio.lowlevel.checkpoint()
         while not self._pieces:
             if self._error is not None:
+                # A scope whose deadline ends the stream is cancelled by the next turn of the loop.
+                await trio.lowlevel.checkpoint()
                 raise self._error
             if self.finish is not None:
                 raise StopAsyncIteration

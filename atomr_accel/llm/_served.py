@@ -316,6 +316,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 self._expire()
                 work = scheduler.plan()
                 if work is None:
+                    self._recovering = False  # a new request may try again
                     self._work = trio.Event()
                     await self._work.wait()
                     continue
@@ -367,7 +368,8 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             return
         self._scheduler.computed()
         self._recovering = False
-        self._outside = 0
+        if not self._scheduler.statistics().suspects:
+            self._outside = 0
         parts = []
         at = 0
         for piece in work.slices:
@@ -511,13 +513,23 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
 
 def _from_outside(error: Exception) -> bool:
-    """Return whether a step probably did not cause its failure.
+    """Return whether a step may not have caused its failure.
 
-    Another op's fault had emptied its cache, or another process has killed the host.
+    Another op's fault had emptied its cache, another process has killed the host, or another task
+    had an op in flight.
     """
     if isinstance(error, GpuRefStale):
         return True
-    return type(error) is ContextPoisoned and error.status == -signal.SIGKILL
+    if not isinstance(error, ContextPoisoned):
+        return False
+    if type(error) is ContextPoisoned and error.status == -signal.SIGKILL:
+        return True
+    report, own = error.report, trio.lowlevel.current_task().name
+    if report is None:
+        return False
+    suspects = () if report.certain else report.in_flight
+    # Ops of a batch have no task. They count as the step's.
+    return any(op.task not in {None, own} for op in (report.op, *suspects) if op is not None)
 
 
 def _take_all(

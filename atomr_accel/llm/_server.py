@@ -160,6 +160,10 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         """
         await self._front.drain()
 
+    def cut_off(self) -> None:
+        """Close all connections at once; streams end without a last event."""
+        self._front.cut_off()
+
     def statistics(self) -> LanguageModelServerStatistics:
         """The server at this moment."""
         metrics = self._metrics

@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, KernelHung, OutOfMemory, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    FaultReport,
+    KernelHung,
+    OutOfMemory,
+    ReportedOp,
+    Unsupported,
+)
 from atomr_accel.actors import Call, GetStatistics, open_actor_system
 from atomr_accel.llm import (
     GrammarInvalid,
@@ -26,6 +35,7 @@ from atomr_accel.llm import (
     TokenRequest,
     open_language_model,
 )
+from atomr_accel.llm._request_stream import TokenStream
 from atomr_accel.llm._sampler import GrammarState
 from atomr_accel.patterns import Closed, Overloaded
 from atomr_accel.testing import hang, poison
@@ -142,6 +152,72 @@ async def test_no_request_is_at_fault_if_somebody_kills_the_host() -> None:
         kills = iter(range(9))
         with pytest.raises(RequestAtFault):  # as if it used up the host's memory
             await _all(model, _request(1))
+
+
+def _reported(task: str, *, certain: bool = False) -> ContextPoisoned:
+    """Return a fault in whose report an op of a task comes first, and one of the step later."""
+    error = _fault()
+    mine = trio.lowlevel.current_task().name
+    ops = [
+        ReportedOp(seq=at, name="op", lane="blas", task=each)
+        for at, each in enumerate((task, mine))
+    ]
+    error.report = FaultReport(
+        device="cpu:0",
+        generation=1,
+        at=0.0,
+        status=700,
+        status_name="ILLEGAL",
+        message="a fault",
+        op=ops[0],
+        certain=certain,
+        in_flight=(ops[1],),
+    )
+    return error
+
+
+@cpu_only
+async def test_no_request_is_at_fault_if_another_task_may_be() -> None:
+    kinds = iter([("other", True), ("other", False), ("other", True)])
+
+    def before(_work: StepWork) -> None:
+        if (kind := next(kinds, None)) is not None:
+            raise _reported(kind[0], certain=kind[1])
+
+    async with _opened(before=before) as model:
+        await _check(model, _request(0))
+        assert model.statistics().faults == 3
+
+
+@cpu_only
+async def test_a_request_is_at_fault_if_ops_in_flight_are_those_of_steps() -> None:
+    def before(_work: StepWork) -> None:
+        raise _reported(trio.lowlevel.current_task().name)
+
+    async with _opened(before=before) as model:
+        with pytest.raises(RequestAtFault):
+            await _all(model, _request(0))
+        assert model.statistics().faults == 2
+        await trio.testing.wait_all_tasks_blocked()
+        assert not model.statistics().recovering  # or a server would refuse the next request
+
+
+@pytest.mark.clock("mock")
+async def test_a_deadline_is_told_by_its_scope() -> None:
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+    stream = TokenStream(_request(0), None, None, None)  # type: ignore[arg-type]
+
+    async def wait() -> None:
+        with trio.move_on_after(1) as scope:
+            await anext(aiter(stream))
+        assert scope.cancelled_caught
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(2)  # the model's task sees it before trio cancels the scope
+        stream.fail(trio.TooSlowError("the deadline of the request has passed"))
 
 
 @cpu_only

@@ -619,6 +619,17 @@ async def test_draining_waits_for_streams_and_takes_no_more() -> None:
         assert server.statistics().connections == 0
 
 
+async def test_streams_can_be_cut_off() -> None:
+    async with asking(held(trio.Event())) as (client, model, server):
+        stream = await client.chat.completions.create(**ASKED, n=2, stream=True)
+        server.cut_off()
+        with trio.fail_after(10):
+            await server.drain()
+        with pytest.raises(openai.APIConnectionError):
+            [event async for event in stream]
+        assert (model.open, server.statistics().connections) == (0, 0)
+
+
 async def test_leaving_the_block_by_an_error_does_not_wait() -> None:
     with trio.fail_after(10), pytest.raises(RuntimeError, match="of the block"):
         async with asking(held(trio.Event())) as (client, _model, _server):
