@@ -10,7 +10,6 @@ Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,8 +167,7 @@ def best(row: Row) -> float:
 
 def mean(rows: list[Row]) -> float:
     """The geometric mean."""
-    ratios = [best(row) for row in rows if row.theirs]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return geometric_mean([best(row) for row in rows if row.theirs])
 
 
 async def run(seconds: float, *, autotune: bool) -> None:

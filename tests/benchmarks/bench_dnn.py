@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,8 +137,9 @@ def rivals(device: Device, shape: Shape, batch: int, across: int) -> dict[str, d
 
 def mean(rows: list[Row]) -> float:
     """The geometric mean of our speed over theirs."""
-    ratios = [row.theirs["torch"].queued / row.ours.queued for row in rows if row.theirs]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return geometric_mean(
+        [row.theirs["torch"].queued / row.ours.queued for row in rows if row.theirs]
+    )
 
 
 async def run(seconds: float, batch: int) -> None:

@@ -12,7 +12,6 @@ numbers are printed.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, there
 
 from atomr_accel import Unsupported
 
@@ -231,7 +230,7 @@ async def run(seconds: float) -> None:
                 found[name].append(ratio)
     for name, ratios in found.items():
         if gpu and ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            mean = geometric_mean(ratios)
             print(f"{name}: {mean:.2f} times cuDNN's time, {max(ratios):.2f} at most (goal {GOAL})")
 
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from bench_actors import Add, Counter
+from measuring import seconds_in_flight
 
 from atomr_accel import DeviceInstrument, open_device
-from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.backends import cuda
 from atomr_accel.telemetry import Metrics, trace
 
@@ -79,32 +80,9 @@ class Timed(Ops):
     timed = True
 
 
-class Add(Message[int]):
-    k: int
-
-
-class Counter(Actor):
-    def __init__(self) -> None:
-        self.total = 0
-
-    @handler
-    async def add(self, message: Add) -> int:
-        self.total += message.k
-        return self.total
-
-
 async def gemms(device: Device, a: Any) -> float:
     """Seconds for an op, with ``IN_FLIGHT`` at a time."""
-
-    async def client() -> None:
-        for _ in range(OPS // IN_FLIGHT):
-            await device.blas.gemm(a, a)
-
-    begun = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(IN_FLIGHT):
-            nursery.start_soon(client)
-    return (time.perf_counter() - begun) / OPS
+    return await seconds_in_flight(lambda: device.blas.gemm(a, a), IN_FLIGHT, OPS // IN_FLIGHT)
 
 
 async def asks(counter: ActorRef) -> float:
