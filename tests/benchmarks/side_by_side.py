@@ -9,6 +9,7 @@ Results go to memory that is already allocated.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import statistics
@@ -112,6 +113,22 @@ async def open_first(**options: Any) -> AsyncIterator[Device]:
 def there(name: str) -> bool:
     """Return whether a rival is installed."""
     return importlib.util.find_spec(name) is not None
+
+
+def cupy_of(device: Device) -> Any:
+    """Return CuPy, or None without it or a GPU."""
+    return importlib.import_module("cupy") if device.backend == "cuda" and there("cupy") else None
+
+
+def torch_of(device: Device) -> Any:
+    """Return PyTorch, or None without it or a GPU."""
+    return importlib.import_module("torch") if device.backend == "cuda" and there("torch") else None
+
+
+def show(row: Row) -> Row:
+    """Print a row once it has been measured, and return it."""
+    print(*row.lines(), sep="\n", flush=True)
+    return row
 
 
 async def compare(
