@@ -1,4 +1,4 @@
-"""What benchmarks share: times of calls, devices of several ranks, and torch on as many.
+"""Tools of several benchmarks: times of calls, devices of ranks, and ``torch.distributed``.
 
 ``side_by_side.py`` compares ops with rivals'.
 """
@@ -60,7 +60,7 @@ async def seconds_in_flight(call: Callable[[], Awaitable[object]], tasks: int, e
 
 @asynccontextmanager
 async def open_ranks(count: int, **options: Any) -> AsyncIterator[list[Device]]:
-    """Open as many GPUs, or devices of the CPU backend where there are fewer."""
+    """Open a number of GPUs, or of devices of the CPU backend if there are too few GPUs."""
     async with AsyncExitStack() as stack:
 
         async def opened(backend: str) -> list[Device]:
@@ -78,7 +78,7 @@ async def open_ranks(count: int, **options: Any) -> AsyncIterator[list[Device]]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -90,11 +90,11 @@ def told_by_torch(script: str, ranks: int, *arguments: object, seconds: float) -
     Args:
         script: the code; its arguments are the rank, and the others as JSON.
         ranks: number of processes.
-        arguments: what the script gets behind the rank.
-        seconds: the most that a process may take.
+        arguments: the other arguments of the script.
+        seconds: time limit of a process.
 
     Returns:
-        What the first rank prints last, from JSON; None without torch.
+        The last line of the first rank, from JSON; None without torch.
     """
     if importlib.util.find_spec("torch") is None:
         return None

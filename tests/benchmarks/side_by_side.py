@@ -192,7 +192,7 @@ def _within(limit: float, seconds: float, most: int) -> int:
 
 
 def sides_of(rival: Rival) -> tuple[Queue, Queue]:
-    """Return a rival's loops of ops: one that waits once, at its end, and one that always waits."""
+    """Return two loops of a rival's ops: one waits after the last op, the other after each."""
 
     async def queued(count: int) -> None:
         for _ in range(count):

@@ -719,5 +719,5 @@ class FakeCudaCub(FakeCuda):
 
     @classmethod
     def context(cls, context: CpuContext) -> FakeContext:
-        """Return one for all lanes, as a real one is: what is built is shared."""
+        """Return one context for all lanes, like a real one, because its builds are shared."""
         return cls.contexts.setdefault(id(context), FakeContext(context))

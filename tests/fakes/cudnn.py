@@ -323,7 +323,7 @@ class FakeCudaDnn(FakeCuda):
 
     @classmethod
     def context(cls, context: CpuContext) -> FakeDnnContext:
-        """Return one for all lanes, as a real one is: its plans are shared."""
+        """Return one context for all lanes, like a real one, because its plans are shared."""
         return _CONTEXTS.setdefault(id(context), FakeDnnContext(context))
 
 

@@ -56,7 +56,7 @@ class FakeVendor:
 
 
 class FakeVendorOfThings(FakeVendor):
-    """Base of stand-ins that know what they made by number, and take the prototypes' types.
+    """Base of stand-ins that number their objects and take arguments of the prototypes' types.
 
     Methods are the vendor's functions, by their names without the library's.
     """
@@ -78,7 +78,7 @@ class FakeVendorOfThings(FakeVendor):
         return found
 
     def guarded(self, name: str, *args: Any) -> int:
-        """A call, whose mistakes become a status: an exception would be lost on its way."""
+        """A call whose exceptions become a status, because ``ctypes`` would drop them."""
         try:
             return self.find(name)(*args)
         except Exception:  # noqa: BLE001
@@ -120,7 +120,7 @@ class FakeCuda:
     """Base of executors for CUDA on host memory, which the CPU backend runs.
 
     Attributes:
-        executor: what it makes, as ``module:class``.
+        executor: the real executor, as ``module:class``.
         stream: the stream of each.
     """
 

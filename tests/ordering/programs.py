@@ -49,7 +49,7 @@ async def adder(device: Device) -> Kernel[Awaited]:
 async def held(
     device: Device, gate: Gate
 ) -> tuple[Callable[..., Awaitable[None]], GpuRef, Recording]:
-    """Return what holds a buffer, that buffer, and a recording that adds 1 to it; all have run."""
+    """Return a kernel that occupies a buffer, the buffer, and a recording that adds 1 to it."""
     hold, kernel = await gate.kernel(device), await adder(device)
     x = await device.zeros(4, np.float32)
     gate.open()

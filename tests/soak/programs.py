@@ -1,4 +1,4 @@
-"""What soaks of durable memory share: their device, and their command line."""
+"""Device and command line of the soaks of durable memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from atomr_accel import Device, Standby, open_device
 from ..harness import AT_ONCE
 
 Soak = Callable[[argparse.Namespace, "Counter[str]"], Awaitable[list[str]]]
-"""Counts what it does, and returns failures."""
+"""A soak: it counts its work, and returns failures."""
 
 
 def opened(backend: str) -> AbstractAsyncContextManager[Device]:
-    """Open a device that is back soon after each fault."""
+    """Open a device with hot standbys, which restarts at once."""
     return open_device(0, backend=backend, standby=Standby(hot=2), backoff=AT_ONCE)
 
 
