@@ -19,7 +19,6 @@ import itertools
 import logging
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from typing import Any
 
 import trio
 import trio.testing
+from measuring import free_port
 
 from atomr_accel.actors import (
     Actor,
@@ -379,9 +379,7 @@ def _in_xoscar(measure: Callable[[Any], Any]) -> float:
             return self.total
 
     async def main() -> float:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         pool = await xoscar.create_actor_pool(address, n_process=0)
         async with pool:
             ref = await xoscar.create_actor(XoscarCounter, address=address, uid="counter")

@@ -10,7 +10,6 @@ Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, show, torch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,9 +81,9 @@ async def measure(device: Device, shape: Shape, *, autotune: bool) -> list[Row]:
 
 def rivals(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
     """Return PyTorch's attention for each of its backends that takes the shape."""
-    if not there("torch") or device.backend != "cuda":
+    torch = torch_of(device)
+    if torch is None:
         return {}
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     batch, length, heads, size, causal = shape
@@ -131,8 +130,7 @@ async def decode(device: Device, *, gpu: bool, autotune: bool) -> list[Row]:
     table = rng.permutation(pages).reshape(batch, columns).astype(np.int32)
     rows = []
     theirs: dict[str, Rival] = {}
-    if gpu and there("torch"):
-        import torch
+    if torch := torch_of(device):
 
         def made(count: int, steps: int) -> Any:
             shape = (batch, steps, count, size)
@@ -156,8 +154,7 @@ async def decode(device: Device, *, gpu: bool, autotune: bool) -> list[Row]:
 
     pace, paces = await compare(device, ours, theirs)
     amount = float(k.nbytes + v.nbytes)
-    rows.append(Row(f"decode {batch} x {length}, pages", amount, "GB/s", pace, paces, {}))
-    print(*rows[-1].lines(), sep="\n", flush=True)
+    rows.append(show(Row(f"decode {batch} x {length}, pages", amount, "GB/s", pace, paces, {})))
     return rows
 
 
@@ -168,8 +165,7 @@ def best(row: Row) -> float:
 
 def mean(rows: list[Row]) -> float:
     """The geometric mean."""
-    ratios = [best(row) for row in rows if row.theirs]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return geometric_mean([best(row) for row in rows if row.theirs])
 
 
 async def run(seconds: float, *, autotune: bool) -> None:

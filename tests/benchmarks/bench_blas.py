@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 from atomr_accel import Unsupported
 
@@ -34,9 +34,7 @@ async def bf16(device: Device, size: int) -> Row:
     a, b = await operands(device, (size, size), BFLOAT16)
     out = await device.empty((size, size), BFLOAT16)
     rivals = {}
-    if there("torch") and device.backend == "cuda":
-        import torch
-
+    if torch := torch_of(device):
         c, d = (torch.rand(size, size, device="cuda").bfloat16() for _ in range(2))
         e = torch.empty_like(c)
         rivals["torch"] = Rival(lambda: torch.mm(c, d, out=e), torch.cuda.synchronize)
@@ -50,9 +48,7 @@ async def fp8(device: Device, size: int) -> Row | None:
     out = await device.empty((size, size), BFLOAT16)
     one = await device.put(np.asarray(np.float32(1)))
     rivals = {}
-    if there("torch") and device.backend == "cuda":
-        import torch
-
+    if torch := torch_of(device):
         c, d = (torch.rand(size, size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
         scale = torch.ones((), device="cuda")
         multiply = torch._scaled_mm
@@ -87,18 +83,12 @@ async def sgemm(device: Device, shape: tuple[int, ...]) -> Row:
 def rivals_of(device: Device, shape: tuple[int, ...]) -> dict[str, Rival]:
     """Return the installed rivals' product in float32."""
     rivals: dict[str, Rival] = {}
-    if device.backend != "cuda":
-        return rivals
-    if there("cupy"):
-        import cupy
-
+    if cupy := cupy_of(device):
         a, b = (cupy.random.random(shape, dtype=np.float32) for _ in range(2))
         out = cupy.empty(shape, np.float32)
         wait = cupy.cuda.get_current_stream().synchronize
         rivals["cupy"] = Rival(lambda: cupy.matmul(a, b, out=out), wait)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         torch.backends.cuda.matmul.allow_tf32 = False
         c, d = (torch.rand(*shape, device="cuda") for _ in range(2))
         e = torch.empty_like(c)
@@ -118,12 +108,6 @@ async def run() -> None:
         shapes = [(side, side) for side in sides]
         for shape in (*shapes, *((count, side, side) for count, side in batches)):
             show(await sgemm(device, shape))
-
-
-def show(row: Row | None) -> None:
-    """Print a row once it has been measured."""
-    if row is not None:
-        print(*row.lines(), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

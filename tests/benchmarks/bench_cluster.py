@@ -31,9 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import msgspec
 import numpy as np
 import trio
+from bench_actors import Add, Counter
+from measuring import seconds_in_flight
 
 from atomr_accel import open_device
-from atomr_accel.actors import Actor, MailboxFull, Message, handler, open_actor_system
+from atomr_accel.actors import MailboxFull, handler, open_actor_system
 from atomr_accel.cluster import (
     ClusterProgram,
     ClusterSettings,
@@ -51,22 +53,8 @@ if TYPE_CHECKING:
 CLIENTS = 64
 
 
-class Add(Message[int]):
-    k: int
-
-
 class Total(msgspec.Struct, frozen=True):
     value: int = 0
-
-
-class Counter(Actor):
-    def __init__(self) -> None:
-        self.total = 0
-
-    @handler
-    async def add(self, message: Add) -> int:
-        self.total += message.k
-        return self.total
 
 
 class Kept(Entity[Total]):
@@ -163,16 +151,7 @@ async def measure(ref: Any, add: Callable[..., Any], count: int) -> tuple[float,
         began = time.perf_counter()
         await ref.ask(add(k=1))
         times.append(time.perf_counter() - began)
-
-    async def ask() -> None:
-        for _ in range(count // CLIENTS):
-            await ref.ask(add(k=1))
-
-    began = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(CLIENTS):
-            nursery.start_soon(ask)
-    asks = count / (time.perf_counter() - began)
+    asks = 1 / await seconds_in_flight(lambda: ref.ask(add(k=1)), CLIENTS, count // CLIENTS)
     began = time.perf_counter()
     for _ in range(count):
         while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +43,10 @@ OURS: Ours = {
 }
 
 
-def rivals_of(name: str, host: Any) -> dict[str, Rival]:
+def rivals_of(device: Device, name: str, host: Any) -> dict[str, Rival]:
     """Return the rivals' equivalents on the same numbers."""
     rivals: dict[str, Rival] = {}
-    if there("cupy"):
-        import cupy
-
+    if cupy := cupy_of(device):
         x = cupy.asarray(host)
         ordered = cupy.sort(x)
         calls = {
@@ -63,9 +61,7 @@ def rivals_of(name: str, host: Any) -> dict[str, Rival]:
             "top-k by a sort": partial(cupy.partition, x, TOP),
         }
         rivals["cupy"] = Rival(calls[name], cupy.cuda.get_current_stream().synchronize)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         t = torch.from_numpy(host).cuda()
         sorted_t = torch.sort(t)[0]
         calls = {
@@ -102,7 +98,7 @@ async def measure(device: Device, name: str, power: int) -> Row:
         "like": await device.empty(x.shape, np.float32),
         "sorted": await device.cub.sort(x),
     }
-    rivals = rivals_of(name, host) if device.backend == "cuda" else {}
+    rivals = rivals_of(device, name, host)
     goals = dict.fromkeys(rivals, 1.0)
     paces = await compare(device, lambda on: OURS[name](on, x, outs), rivals)
     if "cupy" in rivals:
@@ -118,7 +114,7 @@ async def run() -> None:
     async with open_first() as device:
         for name in sys.argv[1:] or OURS:
             for power in range(20, 29, 2) if device.backend == "cuda" else (12, 14):
-                print(*(await measure(device, name, power)).lines(), sep="\n", flush=True)
+                show(await measure(device, name, power))
         print(device.cub.statistics())
 
 

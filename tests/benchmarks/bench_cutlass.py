@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Row, compare, open_first
+from side_by_side import Row, compare, open_first, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,8 +127,7 @@ async def run() -> None:
             theirs = {}
             for rival, other in rivals.items():
                 theirs[rival], _ = await compare(device, other, {})
-            row = Row(f"{name} {n}", amount, "TFLOP/s", ours, theirs, goals)
-            print(*row.lines(), sep="\n", flush=True)
+            show(Row(f"{name} {n}", amount, "TFLOP/s", ours, theirs, goals))
         print(device.cutlass.statistics())
 
 

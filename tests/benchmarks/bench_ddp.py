@@ -10,13 +10,7 @@ there are only our own numbers, for a small model.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from contextlib import AsyncExitStack
@@ -25,8 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 import trio
+from measuring import open_ranks, told_by_torch
 
-from atomr_accel import CpuFallbackWarning, DeviceUnavailable, open_device
+from atomr_accel import CpuFallbackWarning
 from atomr_accel.worlds import open_world
 
 if TYPE_CHECKING:
@@ -88,29 +83,6 @@ if rank == 0:
     print(json.dumps(found))
 dist.destroy_process_group()
 """
-
-
-def rival(size: Size) -> dict[str, float]:
-    """Return torch's seconds, or an empty dict if torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        return {}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    how = json.dumps([BUCKET_LAYERS, SECONDS / 2])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RIVAL, str(rank), json.dumps(size), how],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    told = [rank.communicate(timeout=90)[0] for rank in ranks]
-    found: dict[str, float] = json.loads(told[0].splitlines()[-1]) if told[0].strip() else {}
-    return found
 
 
 class Replica:
@@ -183,22 +155,11 @@ async def ours(world: World, size: Size) -> dict[str, float]:
 
 async def main() -> None:
     """Print both."""
-    async with AsyncExitStack() as stack:
-        try:
-            devices = [
-                await stack.enter_async_context(open_device(n, backend="cuda"))
-                for n in range(RANKS)
-            ]
-            size = ON_CUDA
-        except DeviceUnavailable:
-            await stack.aclose()
-            devices = [
-                await stack.enter_async_context(open_device(n, backend="cpu")) for n in range(RANKS)
-            ]
-            size = ON_CPU
-        world = await stack.enter_async_context(open_world(devices))
+    async with open_ranks(RANKS) as devices, open_world(devices) as world:
+        size = ON_CUDA if devices[0].backend == "cuda" else ON_CPU
         measured = await ours(world, size)
-    others = rival(size) if size is ON_CUDA else {}
+    how = [BUCKET_LAYERS, SECONDS / 2]
+    others = told_by_torch(RIVAL, RANKS, size, how, seconds=90) if size is ON_CUDA else None
     dtype = np.dtype(getattr(ml_dtypes, size.dtype, size.dtype))
     mebibytes = size.layers * size.width**2 * dtype.itemsize / 2**20
     print(f"{RANKS} ranks, {mebibytes:g} MiB of gradients, {size}")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
+from measuring import AT_ONCE, median_of, seconds_in_flight
 from side_by_side import open_first
 
-from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
 
 if TYPE_CHECKING:
@@ -31,31 +31,12 @@ SEALED_GIB = 8
 
 async def median_latency(call: Callable[[], Awaitable[object]], repeats: int) -> float:
     """Median seconds of one awaited call."""
-    for _ in range(repeats // 5):
-        await call()
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        await call()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return await median_of(call, repeats, before=repeats // 5)
 
 
 async def throughput(call: Callable[[], Awaitable[object]], total: int) -> float:
     """Calls per second with IN_FLIGHT tasks calling in a loop; the best of three."""
-
-    async def worker() -> None:
-        for _ in range(total // IN_FLIGHT):
-            await call()
-
-    best = 0.0
-    for _ in range(3):
-        start = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for _ in range(IN_FLIGHT):
-                nursery.start_soon(worker)
-        best = max(best, total // IN_FLIGHT * IN_FLIGHT / (time.perf_counter() - start))
-    return best
+    return 1 / min([await seconds_in_flight(call, IN_FLIGHT, total // IN_FLIGHT) for _ in range(3)])
 
 
 class ByHand:
@@ -127,8 +108,7 @@ async def recovery(device: Device) -> tuple[float, float, float]:
 async def run() -> None:
     """Measure and print."""
     rows: list[tuple[str, str, str, str]] = []
-    at_once = Backoff(initial=0.0, base=0.0, maximum=0.0)  # as if each fault were the first
-    async with open_first(max_restarts=100, backoff=at_once) as device:
+    async with open_first(max_restarts=100, backoff=AT_ONCE) as device:
         rng = np.random.default_rng()
         a = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
         b = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))

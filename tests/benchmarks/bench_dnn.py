@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, show, torch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,8 +96,7 @@ async def measure(device: Device, shape: Shape, batch: int) -> list[Row]:
         paces = await compare(device, ours[name], theirs.get(name, {}))
         label = f"{name} {c}-{k} {size} {taps}x{taps}/{stride}"
         operations = 2.0 * math.prod(results) * c * taps * taps
-        rows.append(Row(label, operations, "TFLOP/s", *paces, {}))
-        print(*rows[-1].lines(), sep="\n", flush=True)
+        rows.append(show(Row(label, operations, "TFLOP/s", *paces, {})))
     for ref in (x, w, dy, dx, dw, y):
         await device.free(ref)
     return rows
@@ -105,9 +104,9 @@ async def measure(device: Device, shape: Shape, batch: int) -> list[Row]:
 
 def rivals(device: Device, shape: Shape, batch: int, across: int) -> dict[str, dict[str, Rival]]:
     """Return PyTorch's convolutions, which try their algorithms the first time."""
-    if not there("torch") or device.backend != "cuda":
+    torch = torch_of(device)
+    if torch is None:
         return {}
-    import torch
 
     torch.backends.cudnn.benchmark = True
     c, k, size, taps, stride = shape
@@ -137,8 +136,9 @@ def rivals(device: Device, shape: Shape, batch: int, across: int) -> dict[str, d
 
 def mean(rows: list[Row]) -> float:
     """The geometric mean of our speed over theirs."""
-    ratios = [row.theirs["torch"].queued / row.ours.queued for row in rows if row.theirs]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return geometric_mean(
+        [row.theirs["torch"].queued / row.ours.queued for row in rows if row.theirs]
+    )
 
 
 async def run(seconds: float, batch: int) -> None:

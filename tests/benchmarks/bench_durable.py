@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from measuring import AT_ONCE
 
 from atomr_accel import Standby, open_device
-from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison, standby_ready
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -208,9 +208,9 @@ async def costs(device: Device, words: argparse.Namespace) -> None:
 
 async def run(words: argparse.Namespace) -> None:
     """Measure and print."""
-    options: dict[str, Any] = {"backoff": Backoff(initial=0.0, base=0.0, maximum=0.0)}
     begun = time.perf_counter()
-    async with open_device(0, backend=words.backend, standby=Standby(hot=1), **options) as device:
+    standby = Standby(hot=1)
+    async with open_device(0, backend=words.backend, standby=standby, backoff=AT_ONCE) as device:
         await costs(device, words)
         await survival(device, words.gib)
     show("in all", f"{time.perf_counter() - begun:.0f} s")

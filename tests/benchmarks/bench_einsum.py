@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import opt_einsum
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -84,18 +84,14 @@ def _size(case: Case) -> int:
     return int(np.prod([case.sizes[label] for label in result], dtype=np.int64))
 
 
-def rivals_of(case: Case, arrays: list[Any]) -> dict[str, Rival]:
+def rivals_of(device: Device, case: Case, arrays: list[Any]) -> dict[str, Rival]:
     """Return the rivals' equivalents on the same numbers."""
     rivals: dict[str, Rival] = {}
-    if there("cupy"):
-        import cupy
-
+    if cupy := cupy_of(device):
         held = [cupy.asarray(array) for array in arrays]
         call = partial(cupy.einsum, case.subscripts, *held, optimize=True)
         rivals["cupy"] = Rival(call, cupy.cuda.get_current_stream().synchronize)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         tensors = [torch.from_numpy(array).cuda() for array in arrays]
         rivals["torch"] = Rival(
             partial(torch.einsum, case.subscripts, *tensors), torch.cuda.synchronize
@@ -111,7 +107,7 @@ async def measure(device: Device, case: Case) -> Row:
     arrays = operands(case)
     refs = [await device.put(array) for array in arrays]
     out = await device.tensor.einsum(case.subscripts, *refs)
-    rivals = rivals_of(case, arrays) if on_gpu else {}
+    rivals = rivals_of(device, case, arrays)
     paces = await compare(
         device, lambda on: on.tensor.einsum(case.subscripts, *refs, out=out), rivals
     )
@@ -123,7 +119,7 @@ async def run() -> None:
     async with open_first() as device:
         for case in CASES:
             if not sys.argv[1:] or case.name in sys.argv[1:]:
-                print(*(await measure(device, case)).lines(), sep="\n", flush=True)
+                show(await measure(device, case))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, torch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ async def measure(
         def call(on: Any) -> Any:
             return fused(x, y) if on is device else on.using(fused)(x, y)
 
-    rivals = rivals_of(function, shape, dtype) if device.backend == "cuda" else {}
+    rivals = rivals_of(device, function, shape, dtype)
     ours, theirs = await compare(device, call, rivals)
     reads = 1 if rows else 2
     amount = float((reads + 1) * np.prod(shape) * dtype.itemsize)
@@ -91,22 +91,18 @@ async def measure(
 
 
 def rivals_of(
-    function: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    device: Device, function: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> dict[str, Rival]:
     """Return the same function by CuPy and PyTorch."""
     found: dict[str, Rival] = {}
-    if there("cupy") and dtype.name != "bfloat16":
-        import cupy
-
+    if (cupy := cupy_of(device)) and dtype.name != "bfloat16":
         a, b = (cupy.random.standard_normal(shape, dtype=np.float32).astype(dtype) for _ in "ab")
         wait = cupy.cuda.Device().synchronize
         found["cupy"] = Rival(lambda: function(a, b, cupy), wait)
         if len(shape) == 1:
             fuse = cupy.fuse(kernel_name="fused")(lambda a, b: function(a, b, cupy))
             found["cupy.fuse"] = Rival(lambda: fuse(a, b), wait)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         kind = getattr(torch, dtype.name)
         c, d = (torch.randn(*shape, device="cuda", dtype=kind) for _ in "cd")
         compiled = torch.compile(lambda c, d: function(c, d, torch))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, open_first, there
+from side_by_side import Pace, Rival, Row, compare, cupy_of, open_first, show
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -59,8 +59,7 @@ async def transform(device: Device, case: Case) -> Row:
     ref = await device.put(host)
     out = await getattr(device.fft, method)(ref, **options)
     rivals = {}
-    if device.backend == "cuda" and there("cupy"):
-        import cupy
+    if cupy := cupy_of(device):
         import cupyx.scipy.fft
 
         functions = cupyx.scipy.fft if method.startswith("dct") else cupy.fft
@@ -97,9 +96,7 @@ async def fills(device: Device) -> None:
     show(Row("a constant, float32", out.nbytes, "GB/s", plain))
     for method in ("random", "normal"):
         rivals = {}
-        if gpu and there("cupy"):
-            import cupy
-
+        if cupy := cupy_of(device):
             generator = cupy.random.RandomState(1)
             draw = generator.random_sample if method == "random" else generator.standard_normal
             call = partial(draw, out.shape, dtype=np.float32)
@@ -122,11 +119,6 @@ async def run() -> None:
         await fills(device)
         for case in cases(gpu=device.backend == "cuda"):
             show(await transform(device, case))
-
-
-def show(row: Row) -> None:
-    """Print a row once it has been measured."""
-    print(*row.lines(), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

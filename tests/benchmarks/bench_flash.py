@@ -12,7 +12,6 @@ numbers are printed.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, geometric_mean, open_first, show, torch_of
 
 from atomr_accel import Unsupported
 
@@ -84,7 +83,7 @@ async def both(device: Device, shape: Shape) -> dict[str, float]:
                 others,
                 {},
             )
-            print(*row.lines(), sep="\n", flush=True)
+            show(row)
             paces[backend] = pace.queued
         ratios[name] = paces["kernel"] / paces["cudnn"]
         print(f"{'':32} {ratios[name]:.2f} times cuDNN's time", flush=True)
@@ -107,15 +106,14 @@ async def alone(device: Device, shape: Shape) -> None:
 
     pace, paces = await compare(device, ours, flex(device, shape))
     operations = shape._replace(causal=True).operations("forward")
-    row = Row(f"softcap {length} x {size} causal", operations, "TFLOP/s", pace, paces, {})
-    print(*row.lines(), sep="\n", flush=True)
+    show(Row(f"softcap {length} x {size} causal", operations, "TFLOP/s", pace, paces, {}))
 
 
 def sdpa(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
     """Return PyTorch's FlashAttention on the same shape."""
-    if not there("torch") or device.backend != "cuda":
+    torch = torch_of(device)
+    if torch is None:
         return {}
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = (each.requires_grad_() for each in _made(shape, 3))
@@ -141,9 +139,9 @@ def sdpa(device: Device, shape: Shape) -> dict[str, dict[str, Rival]]:
 
 def flex(device: Device, shape: Shape) -> dict[str, Rival]:
     """A softcap and a causal mask by PyTorch's flex_attention."""
-    if not there("torch") or device.backend != "cuda":
+    torch = torch_of(device)
+    if torch is None:
         return {}
-    import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     q, k, v = _made(shape, 3)
@@ -208,8 +206,7 @@ async def decode(device: Device, *, gpu: bool) -> None:
                 continue
             pace, _ = await compare(device, ours, {})
             name = f"decode pages of {page or 'none'} {np.dtype(dtype).name} {backend}"
-            row = Row(name, float(k.nbytes + v.nbytes), "GB/s", pace, {}, {})
-            print(*row.lines(), sep="\n", flush=True)
+            show(Row(name, float(k.nbytes + v.nbytes), "GB/s", pace, {}, {}))
         await device.free(k)
         await device.free(v)
 
@@ -231,7 +228,7 @@ async def run(seconds: float) -> None:
                 found[name].append(ratio)
     for name, ratios in found.items():
         if gpu and ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            mean = geometric_mean(ratios)
             print(f"{name}: {mean:.2f} times cuDNN's time, {max(ratios):.2f} at most (goal {GOAL})")
 
 

@@ -15,7 +15,7 @@ import cloudpickle
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, open_first, there
+from side_by_side import Pace, Rival, Row, compare, open_first, show, there
 
 sys.path.append(str(Path(__file__).parents[2]))
 from examples import hopper_gemm
@@ -91,8 +91,7 @@ async def product(device: Device, dtype: np.dtype[Any], size: int, plans: list[P
         if gpu and at == 0:
             theirs["blaslt"] = await vendors(device, a, b, out)
         name = f"{dtype.name} {size}" if at == 0 else f"{plan}"
-        row = Row(name, 2.0 * size**3, "TFLOP/s", pace, theirs, dict.fromkeys(theirs, GOAL))
-        print(*row.lines(), sep="\n", flush=True)
+        show(Row(name, 2.0 * size**3, "TFLOP/s", pace, theirs, dict.fromkeys(theirs, GOAL)))
 
 
 async def run() -> None:

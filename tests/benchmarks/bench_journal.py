@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
+from measuring import seconds_in_flight
 
 from atomr_accel import open_device
 from atomr_accel.replay import open_journal
@@ -33,16 +34,7 @@ MODES: dict[str, dict[str, Any] | None] = {
 
 async def in_flight(device: Device, x: GpuRef) -> float:
     """Seconds for one product."""
-
-    async def task() -> None:
-        for _ in range(EACH):
-            await device.blas.gemm(x, x)
-
-    start = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(TASKS):
-            nursery.start_soon(task)
-    return (time.perf_counter() - start) / (TASKS * EACH)
+    return await seconds_in_flight(lambda: device.blas.gemm(x, x), TASKS, EACH)
 
 
 async def in_a_batch(device: Device, x: GpuRef) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, open_first, there
+from side_by_side import Pace, Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,22 +42,18 @@ def shapes(*, gpu: bool) -> list[tuple[int, ...]]:
     return [many, *((n, n) for n in ((512, 1024, 2048, 4096, 8192) if gpu else (128, 256)))]
 
 
-def rivals_of(op: str, host: np.ndarray[Any, Any]) -> dict[str, Rival]:
+def rivals_of(device: Device, op: str, host: np.ndarray[Any, Any]) -> dict[str, Rival]:
     """Return the rivals' equivalents."""
     found = {}
 
     def sides(a: Any) -> tuple[Any, ...]:
         return (a, a) if op == "solve" else (a,)
 
-    if there("cupy"):
-        import cupy
-
+    if cupy := cupy_of(device):
         options = {"full_matrices": False} if op == "svd" else {}
         call = partial(getattr(cupy.linalg, op), *sides(cupy.asarray(host)), **options)
         found["cupy"] = Rival(call, cupy.cuda.get_current_stream().synchronize)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         options = {"full_matrices": False} if op == "svd" else {}
         call = partial(getattr(torch.linalg, op), *sides(torch.from_numpy(host).cuda()), **options)
         found["torch"] = Rival(call, torch.cuda.synchronize)
@@ -72,7 +68,7 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
     a = await device.put(host)
     args = (a, a) if op == "solve" else (a,)
     options = {"full_matrices": False} if op == "svd" else {}
-    rivals = rivals_of(op, host) if device.backend == "cuda" else {}
+    rivals = rivals_of(device, op, host)
     work = FLOPS[op] + (2 if op == "solve" else 0)
     flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)
     title = f"{op} {' x '.join(map(str, shape))}"
@@ -126,7 +122,7 @@ async def run() -> None:
                 if time.monotonic() > end:
                     print(f"{op} {shape}: left out, as {SECONDS:.0f} s are over")
                     continue
-                print(*(await measure(device, op, shape)).lines(), sep="\n", flush=True)
+                show(await measure(device, op, shape))
 
 
 if __name__ == "__main__":

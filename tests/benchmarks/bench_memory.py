@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import random
-import statistics
 import sys
 import time
 import warnings
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from measuring import AT_ONCE, median_of
 from side_by_side import open_first
 
 from atomr_accel import CpuFallbackWarning, open_device
-from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.device import core as _core
 from atomr_accel.device.data import _bulk, _copiers
@@ -42,7 +41,6 @@ REPEATS: Final = 2000
 CHURN: Final = 1_000_000
 SEALED_GIB: Final = 100
 UPLOADED_GIB: Final = 10
-AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 Row = tuple[str, str, str, str]
 
@@ -64,13 +62,7 @@ async def soonest(call: Callable[[], Awaitable[object]], attempts: int = 5) -> f
 
 async def usual(call: Callable[[], Awaitable[object]], repeats: int = REPEATS) -> float:
     """Median seconds of an awaited call."""
-    samples = []
-    for at in range(repeats + repeats // 5):
-        start = time.perf_counter()
-        await call()
-        if at >= repeats // 5:
-            samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return await median_of(call, repeats, before=repeats // 5)
 
 
 def sync(call: Callable[[], object]) -> Callable[[], Awaitable[object]]:

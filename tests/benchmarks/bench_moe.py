@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, open_first, there
+from side_by_side import Pace, Rival, Row, compare, open_first, show, there
 
 from atomr_accel.patterns import Gating, MoeWeights, mixture_of_experts, open_moe
 
@@ -168,10 +168,10 @@ async def run() -> None:
         gpu = device.backend == "cuda"
         sizes = [(8192, 8, 2048, 1408), (8192, 64, 2048, 1408), (512, 64, 2048, 1408)]
         for each in sizes if gpu else [(64, 8, 32, 64)]:
-            print(*(await grouped(device, *each)).lines(), sep="\n", flush=True)
+            show(await grouped(device, *each))
         for each in [(4096, 8, 2048, 1408), (512, 64, 2048, 1408)] if gpu else [(64, 8, 32, 64)]:
             for row in await layers(device, *each):
-                print(*row.lines(), sep="\n", flush=True)
+                show(row)
 
 
 if __name__ == "__main__":

@@ -7,23 +7,16 @@ the CPU backend. What a death costs is measured, too.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
 import warnings
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import trio
+from measuring import AT_ONCE, open_ranks, seconds_in_flight, told_by_torch
 
-from atomr_accel import CpuFallbackWarning, DeviceUnavailable, GpuRefStale, WorldBroken, open_device
-from atomr_accel.actors import Backoff
+from atomr_accel import CpuFallbackWarning, GpuRefStale, WorldBroken
 from atomr_accel.testing import kill_host
 from atomr_accel.worlds import open_world
 
@@ -73,34 +66,12 @@ dist.destroy_process_group()
 """
 
 
-def rival(sizes: tuple[int, ...]) -> dict[str, float]:
-    """Return the seconds of torch.distributed, or an empty dict if torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        return {}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", RIVAL]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), json.dumps(sizes)], env=env, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    told = [rank.communicate(timeout=60)[0] for rank in ranks]
-    found: dict[str, float] = json.loads(told[0].splitlines()[-1]) if told[0].strip() else {}
-    return found
-
-
 async def seconds(call: Callable[[], Awaitable[object]], at_once: int) -> float:
     """Return the seconds that a call takes with ``at_once`` calls in flight."""
     await call()
     done, begun = 0, time.perf_counter()
     while (spent := time.perf_counter() - begun) < SECONDS or not done:
-        async with trio.open_nursery() as nursery:
-            for _ in range(at_once):
-                nursery.start_soon(call)
+        await seconds_in_flight(call, at_once, 1)
         done += at_once
     return spent / done if done else spent
 
@@ -147,28 +118,18 @@ async def deaths(world: World) -> tuple[float, float]:
 
 async def main() -> None:
     """Print the table."""
-    at_once = Backoff(initial=0.0, base=0.0, maximum=0.0)
-    async with AsyncExitStack() as stack:
-        try:
-            devices = [
-                await stack.enter_async_context(open_device(n, backend="cuda", backoff=at_once))
-                for n in range(RANKS)
-            ]
-            sizes: tuple[int, ...] = ON_CUDA
-        except DeviceUnavailable:
-            devices = [
-                await stack.enter_async_context(open_device(0, backend="cpu", backoff=at_once))
-                for _ in range(RANKS)
-            ]
-            sizes = ON_CPU
-        others = rival(sizes) if sizes is ON_CUDA else {}
-        world = await stack.enter_async_context(open_world(devices))
+    async with (
+        open_ranks(RANKS, backoff=AT_ONCE) as devices,
+        open_world(devices) as world,
+    ):
+        sizes = ON_CUDA if devices[0].backend == "cuda" else ON_CPU
+        others = told_by_torch(RIVAL, RANKS, sizes, seconds=60) if sizes is ON_CUDA else None
         print(f"{'':15} {'bytes':>11} {'us':>9} {'GB/s bus':>9} {'torch us':>9} {'ratio':>6}")
         for kind in KINDS:
             for nbytes in sizes:
                 ours = await one_row(world, kind, nbytes)
                 factor = (2 if kind == "all_reduce" else 1) * (RANKS - 1) / RANKS
-                theirs = others.get(f"{kind} {nbytes}")
+                theirs = (others or {}).get(f"{kind} {nbytes}")
                 beside = f"{theirs * 1e6:9.1f} {theirs / ours:6.2f}" if theirs else ""
                 rate = nbytes * factor / ours / 1e9
                 print(f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} {beside}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import numpy as np
 import trio
-from side_by_side import Rival, open_first, there
+from side_by_side import Rival, open_first, seconds_of, sides_of, there
 
 from atomr_accel import open_device
 from atomr_accel.backends import cuda
@@ -88,19 +88,12 @@ class Row:
         return f"{self.name:38} {self.ours:>13}  {self.theirs:38} {ratio:>6}  {verdict}".rstrip()
 
 
-async def seconds(run: Run, count: int) -> float:
-    """Return the seconds that one op takes in a run of ``count`` ops."""
-    start = time.perf_counter()
-    await run(count)
-    return (time.perf_counter() - start) / count
-
-
 async def contest(sides: dict[str, Run], count: int, rounds: int = ROUNDS) -> dict[str, float]:
     """Return each contender's seconds per op: its best round, after one to warm up."""
     best: dict[str, float] = {}
     for attempt in range(rounds + 1):
         for name, run in sides.items():
-            took = await seconds(run, count)
+            took = await seconds_of(run, count)
             if attempt:
                 best[name] = min(took, best.get(name, took))
     return best
@@ -123,23 +116,12 @@ def flying(call: Callable[[], Awaitable[object]], in_flight: int) -> Run:
 
 def tight(rival: Rival) -> Run:
     """Return a run of a loop that waits once, after its last call."""
-
-    async def run(count: int) -> None:
-        for _ in range(count):
-            rival.call()
-        rival.wait()
-
-    return run
+    return sides_of(rival)[0]
 
 
 def waited(rival: Rival) -> Run:
     """A loop that waits for each."""
-
-    def call() -> None:
-        rival.call()
-        rival.wait()
-
-    return tight(Rival(call, rival.wait))
+    return sides_of(rival)[1]
 
 
 def products(size: int) -> dict[str, Run]:
@@ -204,7 +186,7 @@ async def neighbours(device: Device) -> Iterator[Row]:
         await trio.sleep(0.5)
         idle = max(delays)
         delays.clear()
-        quiet = min([await seconds(run, count) for _ in range(3)])
+        quiet = min([await seconds_of(run, count) for _ in range(3)])
         nursery.cancel_scope.cancel()
     delays.sort()
     worst, usual = delays[-1], delays[len(delays) * 99 // 100]
@@ -228,7 +210,7 @@ async def neighbours(device: Device) -> Iterator[Row]:
         sys.setswitchinterval(interval)
         busy.start()
         try:
-            loud = min([await seconds(run, count // 8) for _ in range(3)])
+            loud = min([await seconds_of(run, count // 8) for _ in range(3)])
         finally:
             stop.set()
             busy.join()
@@ -237,7 +219,7 @@ async def neighbours(device: Device) -> Iterator[Row]:
     for share in (1e-4, 1e-3):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_compute_task, share)
-            loud = min([await seconds(run, count // 8) for _ in range(3)])
+            loud = min([await seconds_of(run, count // 8) for _ in range(3)])
             nursery.cancel_scope.cancel()
         rows += rates(
             f"a task computes {share * 1e3:g} ms at a time", loud, {"without it": quiet}, 0.5

@@ -21,7 +21,7 @@ import numpy as np
 import trio
 from scipy import ndimage
 from scipy.spatial import cKDTree
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 from atomr_accel.realtime import (
     Filters,
@@ -65,24 +65,6 @@ extern "C" __global__ void by_hand(float* out, const float* x, int h, int w, int
 """
 
 
-def cupy_of(device: Device) -> Any:
-    """Return CuPy, or None without it or a GPU."""
-    if device.backend != "cuda" or not there("cupy"):
-        return None
-    import cupy
-
-    return cupy
-
-
-def torch_of(device: Device) -> Any:
-    """Return PyTorch, or None without it or a GPU."""
-    if device.backend != "cuda" or not there("torch"):
-        return None
-    import torch
-
-    return torch
-
-
 def here(call: Any) -> Rival:
     """Return a rival that runs on the CPU."""
     return Rival(call, lambda: None)
@@ -109,8 +91,7 @@ async def report(
             able[rival] = theirs
     goals = {rival: GOAL for rival in able if rival != "scipy"}
     paces = await compare(device, call, able, together=together)
-    row = Row(name, nbytes, "GB/s", *paces, goals)
-    print(*row.lines(), sep="\n", flush=True)
+    show(Row(name, nbytes, "GB/s", *paces, goals))
 
 
 async def copies(device: Device, nbytes: int) -> None:

@@ -26,7 +26,6 @@ import itertools
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -40,6 +39,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import trio
+from measuring import free_port
 
 from atomr_accel.patterns import open_batcher
 
@@ -79,22 +79,25 @@ class Measured:
 # --- in one process --------------------------------------------------------------------
 
 
+async def ask_until(
+    end: float, ask: Callable[[float], Awaitable[float]], item: float, latencies: list[float]
+) -> None:
+    """Ask again and again, and note how long each answer takes."""
+    while (began := time.perf_counter()) < end:
+        await ask(item)
+        latencies.append(time.perf_counter() - began)
+
+
 async def in_trio(
     ask: Callable[[float], Awaitable[float]], clients: int, seconds: float
 ) -> Measured:
     """Ask from trio tasks."""
     latencies: list[float] = []
-
-    async def client(item: float) -> None:
-        while (began := time.perf_counter()) < end:
-            await ask(item)
-            latencies.append(time.perf_counter() - began)
-
     start = time.perf_counter()
     end = start + seconds
     async with trio.open_nursery() as nursery:
         for number in range(clients):
-            nursery.start_soon(client, number / clients)
+            nursery.start_soon(ask_until, end, ask, number / clients, latencies)
     return Measured(time.perf_counter() - start, latencies)
 
 
@@ -103,15 +106,10 @@ async def in_asyncio(
 ) -> Measured:
     """Ask from asyncio tasks."""
     latencies: list[float] = []
-
-    async def client(item: float) -> None:
-        while (began := time.perf_counter()) < end:
-            await ask(item)
-            latencies.append(time.perf_counter() - began)
-
     start = time.perf_counter()
     end = start + seconds
-    await asyncio.gather(*(client(number / clients) for number in range(clients)))
+    items = (number / clients for number in range(clients))
+    await asyncio.gather(*(ask_until(end, ask, item, latencies) for item in items))
     return Measured(time.perf_counter() - start, latencies)
 
 
@@ -206,9 +204,7 @@ def over_http(which: str) -> Callable[[int, float], Measured]:
 
 @contextlib.contextmanager
 def _server(which: str) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     here = Path(__file__)
     script = [str(here), "--serve"] if which == "ours" else [str(here.parent / which)]
     command = [sys.executable, *script, str(port)]

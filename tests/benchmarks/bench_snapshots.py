@@ -8,7 +8,6 @@ put arrays. On two GPUs, or two devices of the CPU backend.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 import warnings
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import trio
+from measuring import median_of
 
 from atomr_accel import CpuFallbackWarning, DeviceUnavailable, open_devices
 
@@ -30,13 +30,7 @@ BUFFERS: Final = 16
 
 async def rate(nbytes: int, call: Callable[[], Awaitable[object]]) -> float:
     """GB/s of a call; the median."""
-    seconds = []
-    for _ in range(TIMES):
-        begun = time.perf_counter()
-        made = await call()
-        seconds.append(time.perf_counter() - begun)
-        del made  # before the next takes as much again
-    return nbytes / statistics.median(seconds) / 1e9
+    return nbytes / await median_of(call, TIMES, before=0) / 1e9
 
 
 async def measure(devices: Devices, mebibytes: int) -> None:

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import scipy.sparse
 import trio
-from side_by_side import Rival, Row, compare, open_first, there
+from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
 
 from atomr_accel import LibraryMissing
 
@@ -64,18 +64,15 @@ MATRICES: dict[str, Callable[[int, np.random.Generator], Any]] = {
 }
 
 
-def rivals_of(matrix: Any, x: Any) -> dict[str, Rival]:
+def rivals_of(device: Device, matrix: Any, x: Any) -> dict[str, Rival]:
     """Return the rivals' equivalents of the product."""
     rivals: dict[str, Rival] = {}
-    if there("cupy"):
-        import cupy
+    if cupy := cupy_of(device):
         import cupyx.scipy.sparse
 
         a, dense = cupyx.scipy.sparse.csr_matrix(matrix), cupy.asarray(x)
         rivals["cupy"] = Rival(partial(a.__matmul__, dense), cupy.cuda.Device().synchronize)
-    if there("torch"):
-        import torch
-
+    if torch := torch_of(device):
         parts = [torch.from_numpy(each) for each in (matrix.indptr, matrix.indices, matrix.data)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -100,13 +97,12 @@ async def measure(device: Device, n: int) -> None:
             def call(on: Any, a: Any = a, x: Any = x, out: Any = out) -> Any:
                 return on.sparse.matmul(a, x, out=out)
 
-            rivals = rivals_of(matrix, host) if device.backend == "cuda" else {}
+            rivals = rivals_of(device, matrix, host)
             paces = await compare(device, call, rivals)
             # Bytes that are read and written at least once.
             nbytes = sum(each.nbytes for each in (matrix.data, matrix.indices, matrix.indptr))
             goals = {"cupy": 1.0} if "cupy" in rivals else {}
-            row = Row(f"{what} {name}", nbytes + 2 * host.nbytes, "GB/s", *paces, goals)
-            print(*row.lines(), sep="\n", flush=True)
+            show(Row(f"{what} {name}", nbytes + 2 * host.nbytes, "GB/s", *paces, goals))
 
 
 async def measure_structured(device: Device, n: int) -> None:
@@ -131,8 +127,7 @@ async def measure_structured(device: Device, n: int) -> None:
 
         ours, _ = await compare(device, call, {})
         theirs, _ = await compare(device, dense, {})
-        row = Row(f"2:4 {dtype} {n}", 2 * n**3, "TFLOP/s", ours, {"dense": theirs}, {"dense": 1.3})
-        print(*row.lines(), sep="\n", flush=True)
+        show(Row(f"2:4 {dtype} {n}", 2 * n**3, "TFLOP/s", ours, {"dense": theirs}, {"dense": 1.3}))
 
 
 async def measure_direct(device: Device, side: int) -> None:
@@ -151,20 +146,19 @@ async def measure_direct(device: Device, side: int) -> None:
         "refactorize": (lambda _on: lu.refactorize(a), False),
         "lu.solve": (lambda on: (lu if on is device else on.using(lu)).solve(b), True),
     }
-    theirs = direct_rivals(matrix) if device.backend == "cuda" else {}
+    theirs = direct_rivals(device, matrix)
     for name, (call, together) in calls.items():
         rivals = {"cupy": theirs[name]} if name in theirs else {}
         paces = await compare(device, call, rivals, together=together)
         goals = dict.fromkeys(rivals, 1.0)
-        row = Row(f"{name} {count}", matrix.data.nbytes, "GB/s", *paces, goals)
-        print(*row.lines(), sep="\n", flush=True)
+        show(Row(f"{name} {count}", matrix.data.nbytes, "GB/s", *paces, goals))
 
 
-def direct_rivals(matrix: Any) -> dict[str, Rival]:
+def direct_rivals(device: Device, matrix: Any) -> dict[str, Rival]:
     """Return CuPy's solvers: ``splu`` factorizes on the CPU, the others on the device."""
-    if not there("cupy"):
+    cupy = cupy_of(device)
+    if cupy is None:
         return {}
-    import cupy
     import cupyx.scipy.sparse
     import cupyx.scipy.sparse.linalg
 

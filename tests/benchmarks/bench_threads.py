@@ -13,6 +13,7 @@ time to the shared one's: above 1 the shared thread is faster.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -20,10 +21,12 @@ import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
 import trio
+from measuring import median_of, seconds_in_flight
 
 from atomr_accel import CpuFallbackWarning, Device, GpuRef, open_device
 
@@ -68,12 +71,7 @@ async def norm(subject: Subject) -> None:
 
 async def ask(subject: Subject) -> float:
     """Return seconds of an ask, the median."""
-    times = []
-    for _ in range(ASKS):
-        begun = time.perf_counter()
-        await product(subject)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+    return await median_of(partial(product, subject), ASKS, before=0)
 
 
 async def chain(subject: Subject) -> float:
@@ -89,16 +87,8 @@ async def chain(subject: Subject) -> float:
 
 async def side_by_side(subject: Subject) -> float:
     """Return seconds for each op of many tasks."""
-
-    async def client(op: Callable[[Subject], Awaitable[None]]) -> None:
-        for _ in range(TURNS):
-            await op(subject)
-
-    begun = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for number in range(TASKS):
-            nursery.start_soon(client, (product, norm)[number % 2])
-    return (time.perf_counter() - begun) / (TASKS * TURNS)
+    ops = itertools.cycle((product, norm))
+    return await seconds_in_flight(lambda: next(ops)(subject), TASKS, TURNS)
 
 
 async def beside(subject: Subject) -> float:

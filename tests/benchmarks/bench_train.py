@@ -17,12 +17,7 @@ On CUDA there are a billion parameters and GPT-2 with 124 million; without a GPU
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -32,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 import trio
+from measuring import median_of, told_by_torch
 
 from atomr_accel import CpuFallbackWarning, DeviceUnavailable, open_device, train
 from atomr_accel.testing import kill_host
@@ -49,13 +45,7 @@ STEPS = 20
 
 async def seconds(call: Callable[[], Awaitable[object]]) -> float:
     """Return the median duration of a call."""
-    await call()
-    found = []
-    for _ in range(TIMES):
-        begun = time.perf_counter()
-        await call()
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+    return await median_of(call, TIMES)
 
 
 def by_numpy(size: int) -> Callable[[], Awaitable[object]]:
@@ -161,8 +151,8 @@ BF16: Final = np.dtype(ml_dtypes.bfloat16)
 
 RIVAL: Final = """
 import json, os, sys, time, torch, torch.nn.functional as F
-layers, heads, width, letters, length, rows = json.loads(sys.argv[1])
-rank, ranks = int(sys.argv[2]), int(sys.argv[3])
+layers, heads, width, letters, length, rows = json.loads(sys.argv[2])
+rank, ranks = int(sys.argv[1]), json.loads(sys.argv[3])
 torch.cuda.set_device(rank)
 torch.manual_seed(0)
 nn = torch.nn
@@ -214,27 +204,6 @@ for _ in range(20):
 torch.cuda.synchronize()
 print(json.dumps((time.perf_counter() - begun) / 20))
 """
-
-
-def rival(size: GptSize, ranks: int) -> float | None:
-    """Return torch's seconds for a step, or None if torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RIVAL, json.dumps(size), str(rank), str(ranks)],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    told = [each.communicate(timeout=240)[0] for each in started]
-    return float(json.loads(told[0].splitlines()[-1])) if told[0].strip() else None
 
 
 def gpt_params(size: GptSize) -> Any:
@@ -325,7 +294,7 @@ async def gpt(devices: list[Device], size: GptSize) -> float:
 
 def compare(size: GptSize, ranks: int, ours: float | None) -> None:
     """Print tokens per second of torch, next to a trainer's seconds for a step, if known."""
-    theirs = rival(size, ranks)
+    theirs = told_by_torch(RIVAL, ranks, size, ranks, seconds=240)
     if theirs is None:
         print("  torch: skipped")
     else:

@@ -14,22 +14,23 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from operator import truediv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from bench_actors import Add, Counter
+from measuring import seconds_in_flight
 
 from atomr_accel import DeviceInstrument, open_device
-from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.backends import cuda
 from atomr_accel.telemetry import Metrics, trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from atomr_accel import Device, FinishedOps, WatchedOp
     from atomr_accel.actors import ActorRef
@@ -79,32 +80,9 @@ class Timed(Ops):
     timed = True
 
 
-class Add(Message[int]):
-    k: int
-
-
-class Counter(Actor):
-    def __init__(self) -> None:
-        self.total = 0
-
-    @handler
-    async def add(self, message: Add) -> int:
-        self.total += message.k
-        return self.total
-
-
 async def gemms(device: Device, a: Any) -> float:
     """Seconds for an op, with ``IN_FLIGHT`` at a time."""
-
-    async def client() -> None:
-        for _ in range(OPS // IN_FLIGHT):
-            await device.blas.gemm(a, a)
-
-    begun = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(IN_FLIGHT):
-            nursery.start_soon(client)
-    return (time.perf_counter() - begun) / OPS
+    return await seconds_in_flight(lambda: device.blas.gemm(a, a), IN_FLIGHT, OPS // IN_FLIGHT)
 
 
 async def asks(counter: ActorRef) -> float:
@@ -116,6 +94,13 @@ async def asks(counter: ActorRef) -> float:
     return (time.perf_counter() - begun) / ASKS
 
 
+@asynccontextmanager
+async def entered(manager: AbstractContextManager[object]) -> AsyncIterator[None]:
+    """A context manager as an asynchronous one."""
+    with manager:
+        yield
+
+
 @contextmanager
 def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
     """Yield the contenders by name: context managers, made anew for each round."""
@@ -124,12 +109,12 @@ def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
         yield {
             "nobody": nullcontext,
             "nobody again": nullcontext,
-            "faults only": lambda: device.system.instrumented(Faults()),
-            "every op": lambda: device.system.instrumented(Ops()),
-            "some ops at a time": lambda: device.system.instrumented(together),
-            "with hosts' times": lambda: device.system.instrumented(Timed()),
-            "metrics": lambda: Metrics().observe(device.system),
-            "metrics, every op": lambda: Metrics().observe(device.system, every_op=True),
+            "faults only": lambda: entered(device.system.instrumented(Faults())),
+            "every op": lambda: entered(device.system.instrumented(Ops())),
+            "some ops at a time": lambda: entered(device.system.instrumented(together)),
+            "with hosts' times": lambda: entered(device.system.instrumented(Timed())),
+            "metrics": lambda: entered(Metrics().observe(device.system)),
+            "metrics, every op": lambda: entered(Metrics().observe(device.system, every_op=True)),
             "timeline, untimed": lambda: trace(device, path, timed=False),
             "timeline": lambda: trace(device, path),
         }
@@ -147,7 +132,7 @@ async def main() -> None:
         with contenders(device) as named:
             for _ in range(ROUNDS):
                 for name in chance.sample([*named], len(named)):
-                    async with entered(named[name]()):
+                    async with named[name]():
                         for what, number, run in (
                             ("op", OPS, gemms(device, a)),
                             ("ask", ASKS, asks(counter)),
@@ -167,22 +152,6 @@ async def main() -> None:
                 ratio = statistics.median(map(truediv, own, others))
                 told += f"{statistics.median(own) * 1e6:9.2f} ({ratio:.3f})"
             print(f"{what:>4} {name:>20}{told}")
-
-
-def entered(manager: Any) -> AbstractAsyncContextManager[Any]:
-    """A context manager of either kind, as an asynchronous one."""
-    return manager if hasattr(manager, "__aenter__") else _Async(manager)
-
-
-class _Async:
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    async def __aenter__(self) -> Any:
-        return self._manager.__enter__()
-
-    async def __aexit__(self, *args: Any) -> Any:
-        return self._manager.__exit__(*args)
 
 
 if __name__ == "__main__":

@@ -22,24 +22,21 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from measuring import AT_ONCE, open_ranks
 
 from atomr_accel import (
     CpuFallbackWarning,
-    DeviceUnavailable,
     GpuRefStale,
     KernelHung,
     Standby,
     WorldBroken,
-    open_device,
 )
-from atomr_accel.actors import Backoff
 from atomr_accel.testing import hang, kill_host, poison, standby_ready
 from atomr_accel.worlds import open_world
 
@@ -159,26 +156,17 @@ def row(name: str, deaths: list[Death]) -> str:
 async def main(arguments: argparse.Namespace) -> int:
     """Print the table; 1 if something is left."""
     options: dict[str, Any] = {
-        "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
+        "backoff": AT_ONCE,
         "max_restarts": 10_000,
         "op_deadline": DEADLINE,
         "standby": STANDBYS[arguments.standby],
     }
-    async with AsyncExitStack() as stack:
-        try:
-            devices = [
-                await stack.enter_async_context(open_device(n, backend="cuda", **options))
-                for n in range(RANKS)
-            ]
-        except DeviceUnavailable:
-            await stack.aclose()
-            devices = [
-                await stack.enter_async_context(open_device(n, backend="cpu", **options))
-                for n in range(RANKS)
-            ]
+    async with (
+        open_ranks(RANKS, **options) as devices,
+        open_world(devices, on_break=arguments.on_break) as world,
+    ):
         backend = devices[0].backend
         count = arguments.deaths or (50 if backend == "cuda" else 9)
-        world = await stack.enter_async_context(open_world(devices, on_break=arguments.on_break))
         deaths: dict[str, list[Death]] = defaultdict(list)
         standby = options["standby"] is not None
         before: dict[str, int] = {}

@@ -9,7 +9,9 @@ Results go to memory that is already allocated.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import math
 import statistics
 import sys
 import time
@@ -113,6 +115,22 @@ def there(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def cupy_of(device: Device) -> Any:
+    """Return CuPy, or None without it or a GPU."""
+    return importlib.import_module("cupy") if device.backend == "cuda" and there("cupy") else None
+
+
+def torch_of(device: Device) -> Any:
+    """Return PyTorch, or None without it or a GPU."""
+    return importlib.import_module("torch") if device.backend == "cuda" and there("torch") else None
+
+
+def show(row: Row) -> Row:
+    """Print a row once it has been measured, and return it."""
+    print(*row.lines(), sep="\n", flush=True)
+    return row
+
+
 async def compare(
     device: Device,
     call: Callable[[Any], Any],
@@ -139,15 +157,15 @@ async def compare(
             await call(device)
 
     sides: dict[str, tuple[Queue, Queue]] = {"": (queued if together else alone, alone)}
-    sides |= {name: _sides_of(rival) for name, rival in rivals.items()}
+    sides |= {name: sides_of(rival) for name, rival in rivals.items()}
     counts: dict[str, int] = {}
     slowest = 0.0
     for name, (many, one) in sides.items():
         await one(1)  # plans, memory, clocks
-        few = _within(ROUND_SECONDS, await _seconds(one, 1), 8)
+        few = _within(ROUND_SECONDS, await seconds_of(one, 1), 8)
         await many(few)
         await many(few)
-        seconds = await _seconds(many, few)
+        seconds = await seconds_of(many, few)
         slowest = max(slowest, seconds)
         counts[name] = max(few, _within(ROUND_SECONDS, seconds, MOST_QUEUED))
     # As many for everybody: enough for the fastest, and not too many for the slowest.
@@ -157,9 +175,9 @@ async def compare(
     order = list(sides)
     for _ in range(ROUNDS):
         for name in order:
-            samples[name][0].append(await _seconds(sides[name][0], count))
+            samples[name][0].append(await seconds_of(sides[name][0], count))
         for name in order:
-            samples[name][1].append(await _seconds(sides[name][1], single))
+            samples[name][1].append(await seconds_of(sides[name][1], single))
         order.append(order.pop(0))
     paces = {
         name: Pace(statistics.median(many), statistics.median(one))
@@ -173,7 +191,9 @@ def _within(limit: float, seconds: float, most: int) -> int:
     return min(most, max(2, int(limit / max(seconds, 1e-9))))
 
 
-def _sides_of(rival: Rival) -> tuple[Queue, Queue]:
+def sides_of(rival: Rival) -> tuple[Queue, Queue]:
+    """Return two loops of a rival's ops: one waits after the last op, the other after each."""
+
     async def queued(count: int) -> None:
         for _ in range(count):
             rival.call()
@@ -187,8 +207,13 @@ def _sides_of(rival: Rival) -> tuple[Queue, Queue]:
     return queued, alone
 
 
-async def _seconds(run: Queue, count: int) -> float:
-    """Seconds of one of ``count`` ops."""
+def geometric_mean(ratios: list[float]) -> float:
+    """Return the geometric mean, or NaN of no ratios."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+async def seconds_of(run: Queue, count: int) -> float:
+    """Return the seconds of one of ``count`` ops."""
     start = time.perf_counter()
     await run(count)
     return (time.perf_counter() - start) / count

@@ -120,29 +120,28 @@ OUTSIDE = (
     "device.get must be called outside of a batch's block, because the batch's ops may not have "
     "begun, not inside; write: later = batch.get(...), and later.value after the block"
 )
+BATCH = "a batch begins with a block; write: async with device.batch() as batch"
 LATER = "this is a result of a batch: use `later.value` after the batch's block"
+
+
+def unopened(call: Callable[[Any, Any], Any], opener: str, block: str = "") -> Case:
+    """Make a case of an opener whose block is not entered, or not as it must be."""
+    block = block or f"{opener}(...) as x"
+    return call, TypeError, f"{opener}() opens with a block; write: async with {block}"
+
 
 MISTAKES: dict[str, Case] = {
     # blocks
-    "await open_device": (
-        lambda d, x: awaits(open_device(0)),
-        TypeError,
-        "open_device() opens with a block; write: async with open_device(...) as x",
+    "await open_device": unopened(lambda d, x: awaits(open_device(0)), "open_device"),
+    "await open_batcher": unopened(
+        lambda d, x: awaits(open_batcher(same, max_size=4)), "open_batcher"
     ),
-    "await open_batcher": (
-        lambda d, x: awaits(open_batcher(same, max_size=4)),
-        TypeError,
-        "open_batcher() opens with a block; write: async with open_batcher(...) as x",
+    "with open_batcher": unopened(
+        lambda d, x: entered(open_batcher(same, max_size=4)), "open_batcher"
     ),
-    "with open_batcher": (
-        lambda d, x: entered(open_batcher(same, max_size=4)),
-        TypeError,
-        "open_batcher() opens with a block; write: async with open_batcher(...) as x",
-    ),
-    "open_batcher not entered": (
+    "open_batcher not entered": unopened(
         lambda d, x: open_batcher(same, max_size=4)(3),  # type: ignore[operator]
-        TypeError,
-        "open_batcher() opens with a block; write: async with open_batcher(...) as x",
+        "open_batcher",
     ),
     "open_batcher not entered, ask": (
         lambda d, x: open_batcher(same, max_size=4).ask(3),  # type: ignore[attr-defined]
@@ -154,36 +153,16 @@ MISTAKES: dict[str, Case] = {
         AttributeError,
         "write: async with open_fair_share(...) as x, and then x.slot",
     ),
-    "await open_journal": (
-        lambda d, x: awaits(open_journal(d, "never.journal")),
-        TypeError,
-        "open_journal() opens with a block; write: async with open_journal(...) as x",
+    "await open_journal": unopened(
+        lambda d, x: awaits(open_journal(d, "never.journal")), "open_journal"
     ),
-    "await scope": (
-        lambda d, x: awaits(d.scope()),
-        TypeError,
-        "scope() opens with a block; write: async with device.scope(...) as x",
+    "await scope": unopened(lambda d, x: awaits(d.scope()), "scope", "device.scope(...) as x"),
+    "with scope": unopened(lambda d, x: entered(d.scope()), "scope", "device.scope(...) as x"),
+    "for watch_generation": unopened(
+        lambda d, x: aiter(d.watch_generation()), "watch_generation", "device.watch_generation(...)"
     ),
-    "with scope": (
-        lambda d, x: entered(d.scope()),
-        TypeError,
-        "scope() opens with a block; write: async with device.scope(...) as x",
-    ),
-    "for watch_generation": (
-        lambda d, x: aiter(d.watch_generation()),
-        TypeError,
-        "watch_generation() opens with a block; write: async with device.watch_generation(...)",
-    ),
-    "with batch": (
-        lambda d, x: entered(d.batch()),
-        TypeError,
-        "a batch begins with a block; write: async with device.batch() as batch",
-    ),
-    "await batch": (
-        lambda d, x: awaits(d.batch()),
-        TypeError,
-        "a batch begins with a block; write: async with device.batch() as batch",
-    ),
+    "with batch": (lambda d, x: entered(d.batch()), TypeError, BATCH),
+    "await batch": (lambda d, x: awaits(d.batch()), TypeError, BATCH),
     "await record": (
         lambda d, x: awaits(d.record(x)),
         TypeError,

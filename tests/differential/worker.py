@@ -21,8 +21,8 @@ import numpy as np
 import trio
 
 from atomr_accel import ContextPoisoned, Device, DeviceUnavailable, GpuRefStale, open_device
-from atomr_accel.actors import Backoff
 
+from ..harness import AT_ONCE
 from .cases import Structured, poisoned
 from .refusals import refusal
 
@@ -126,7 +126,7 @@ async def serve(answers: Any, backend: str) -> None:
         0,
         backend=backend,
         max_restarts=10**9,
-        backoff=Backoff(initial=0.0, base=0.0, maximum=0.0),
+        backoff=AT_ONCE,
         standby=None,
     ) as device:
         say(backend=device.backend)

@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
+from atomr_accel.backends.cpu.host.context import CpuContext
 from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import CubVersion
 
 from ..libraries.host_kernels import COMPILER
+from .vendor import FakeContext, FakeCuda
 
 Array = np.ndarray[Any, Any]
 
@@ -311,67 +312,62 @@ class Result:
         made.loaded = load
         return made
 
-    def scratch(self, pointer: int, nbytes: int) -> bool:
-        """Write to the scratch memory; return False for a call without any, which does not run."""
+
+class ScratchResult(Result):
+    """The result of a build that needs scratch memory.
+
+    ``run`` gets the arguments between that and the stream.
+    """
+
+    run: Callable[..., None]
+
+    def compute(self, scratch: int, nbytes: int, *arguments: Any) -> Any:
+        """Run with scratch memory, which is written to; without any, only tell its size."""
         assert self.loaded
-        if not pointer:
-            return False
-        assert nbytes >= TEMPORARY
-        _memory(pointer, TEMPORARY)[:] = 0xAB
-        return True
+        if scratch:
+            assert nbytes >= TEMPORARY
+            _memory(scratch, TEMPORARY)[:] = 0xAB
+            self.run(*arguments[:-1])
+        return TEMPORARY
 
 
-class DeviceReduceBuildResult(Result):
+class SortResult(ScratchResult):
+    """The result of a build of a sort, which may leave its results in either buffer."""
+
+    def compute(self, scratch: int, nbytes: int, *arguments: Any) -> tuple[int, int]:
+        return super().compute(scratch, nbytes, *arguments), 0
+
+
+class DeviceReduceBuildResult(ScratchResult):
     types = (Iterator, Iterator, Op, TypeInfo, InitKind, Determinism)
 
-    def compute(
-        self,
-        scratch: int,
-        nbytes: int,
-        x: Iterator,
-        out: Iterator,
-        count: int,
-        _op: Op,
-        init: Value | None,
-        stream: int,
-    ) -> int:
-        if self.scratch(scratch, nbytes):
-            built_x, built_out, op, kind, begins, _ = self.given
-            assert (begins is InitKind.VALUE_INIT) == (init is not None)
-            assert count  # the real one copies ``init`` then, as if results were of its dtype
-            # It writes the result in the dtype that it computes in, whatever ``out`` says.
-            assert built_out.type.type_enum == kind.type_enum
-            values = _cast(self.machine.read(built_x, x, count), kind)
-            if init is not None:
-                values = np.concatenate(([init.value], values))
-            self.machine.write(built_out, out, self.machine.fold(op, values))
-        return TEMPORARY
+    def run(self, x: Iterator, out: Iterator, count: int, _op: Op, init: Value | None) -> None:
+        built_x, built_out, op, kind, begins, _ = self.given
+        assert (begins is InitKind.VALUE_INIT) == (init is not None)
+        assert count  # the real one copies ``init`` then, as if results were of its dtype
+        # It writes the result in the dtype that it computes in, whatever ``out`` says.
+        assert built_out.type.type_enum == kind.type_enum
+        values = _cast(self.machine.read(built_x, x, count), kind)
+        if init is not None:
+            values = np.concatenate(([init.value], values))
+        self.machine.write(built_out, out, self.machine.fold(op, values))
 
-    compute_nondeterministic = compute
+    compute_nondeterministic = ScratchResult.compute
 
 
-class DeviceScanBuildResult(Result):
+class DeviceScanBuildResult(ScratchResult):
     types = (Iterator, Iterator, Op, TypeInfo, bool, InitKind)
 
-    def _compute(
-        self,
-        drop: slice,
-        scratch: int,
-        nbytes: int,
-        x: Iterator,
-        out: Iterator,
-        count: int,
-        _op: Op,
-        init: Value | None,
-        stream: int,
-    ) -> int:
-        if self.scratch(scratch, nbytes):
-            built_x, built_out, op, kind, *_ = self.given
-            values = _cast(self.machine.read(built_x, x, count), kind)
-            if init is not None:
-                values = np.concatenate(([init.value], values))
-            self.machine.write(built_out, out, self.machine.scan(op, values)[drop])
-        return TEMPORARY
+    def run(self, x: Iterator, out: Iterator, count: int, _op: Op, init: Value | None) -> None:
+        built_x, built_out, op, kind, *_ = self.given
+        values = _cast(self.machine.read(built_x, x, count), kind)
+        if init is not None:
+            values = np.concatenate(([init.value], values))
+        self.machine.write(built_out, out, self.machine.scan(op, values)[self.kept])
+
+    def _compute(self, kept: slice, *arguments: Any) -> int:
+        self.kept = kept
+        return int(self.compute(*arguments))
 
     def compute_inclusive(self, *arguments: Any) -> int:
         assert self.given[4] is True
@@ -386,13 +382,11 @@ class DeviceScanBuildResult(Result):
         return self._compute(slice(None), *arguments)
 
 
-class DeviceSegmentedReduceBuildResult(Result):
+class DeviceSegmentedReduceBuildResult(ScratchResult):
     types = (Iterator, Iterator, Iterator, Iterator, Op, Value)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         x: Iterator,
         out: Iterator,
         segments: int,
@@ -401,26 +395,23 @@ class DeviceSegmentedReduceBuildResult(Result):
         _op: Op,
         init: Value,
         longest: int,
-        stream: int,
-    ) -> int:
-        if self.scratch(scratch, nbytes):
-            built_x, built_out, built_begin, built_end, op, begin = self.given
-            # The real one writes results in the dtype of ``init``, whatever ``out`` says.
-            assert built_out.type.type_enum == begin.type.type_enum
-            first = self.machine.read(built_begin, begins, segments).tolist()
-            last = self.machine.read(built_end, ends, segments).tolist()
-            values = self.machine.read(built_x, x, max(last, default=0))
-            totals = [
-                self.machine.fold(
-                    op, np.concatenate(([init.value], _cast(values[one:other], begin.type)))
-                )
-                for one, other in zip(first, last, strict=True)
-            ]
-            self.machine.write(built_out, out, np.concatenate(totals))
-        return TEMPORARY
+    ) -> None:
+        built_x, built_out, built_begin, built_end, op, begin = self.given
+        # The real one writes results in the dtype of ``init``, whatever ``out`` says.
+        assert built_out.type.type_enum == begin.type.type_enum
+        first = self.machine.read(built_begin, begins, segments).tolist()
+        last = self.machine.read(built_end, ends, segments).tolist()
+        values = self.machine.read(built_x, x, max(last, default=0))
+        totals = [
+            self.machine.fold(
+                op, np.concatenate(([init.value], _cast(values[one:other], begin.type)))
+            )
+            for one, other in zip(first, last, strict=True)
+        ]
+        self.machine.write(built_out, out, np.concatenate(totals))
 
 
-class DeviceRadixSortBuildResult(Result):
+class DeviceRadixSortBuildResult(SortResult):
     types = (SortOrder, Iterator, Iterator, Op, bytes)
 
     @classmethod
@@ -429,10 +420,8 @@ class DeviceRadixSortBuildResult(Result):
         _require_tuned("radix_sort", keys, values)
         return super().compile(*arguments)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         keys: Iterator,
         keys_out: Iterator,
         values: Iterator,
@@ -443,22 +432,19 @@ class DeviceRadixSortBuildResult(Result):
         high: int,
         overwrite: bool,
         selector: int,
-        stream: int,
-    ) -> tuple[int, int]:
+    ) -> None:
         direction, built, built_values, *_ = self.given
         assert (values.state is None) == (built_values.state is None)
         assert (low, high) == (0, 8 * built.type.size)
-        if self.scratch(scratch, nbytes):
-            given = self.machine.read(built, keys, count)
-            order = _radix(given, descending=direction is SortOrder.DESCENDING)
-            self.machine.write(built, keys_out, given[order])
-            if values.state is not None:
-                items = self.machine.read(built_values, values, count)
-                self.machine.write(built_values, values_out, items[order])
-        return TEMPORARY, 0
+        given = self.machine.read(built, keys, count)
+        order = _radix(given, descending=direction is SortOrder.DESCENDING)
+        self.machine.write(built, keys_out, given[order])
+        if values.state is not None:
+            items = self.machine.read(built_values, values, count)
+            self.machine.write(built_values, values_out, items[order])
 
 
-class DeviceMergeSortBuildResult(Result):
+class DeviceMergeSortBuildResult(ScratchResult):
     types = (Iterator, Iterator, Iterator, Iterator, Op)
 
     @classmethod
@@ -467,40 +453,33 @@ class DeviceMergeSortBuildResult(Result):
         _require_fitting(keys, values)
         return super().compile(*arguments)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         keys: Iterator,
         values: Iterator,
         keys_out: Iterator,
         values_out: Iterator,
         count: int,
         _op: Op,
-        stream: int,
-    ) -> int:
+    ) -> None:
         built, built_values, _, _, op = self.given
         assert (values.state is None) == (built_values.state is None)
-        if self.scratch(scratch, nbytes):
-            given = self.machine.read(built, keys, count)
-            truth = np.dtype(bool)
-            order = self.machine.order(
-                given, lambda a, b: bool(self.machine.call(op, a, b, result=truth)[0])
-            )
-            self.machine.write(built, keys_out, given[order])
-            if values.state is not None:
-                items = self.machine.read(built_values, values, count)
-                self.machine.write(built_values, values_out, items[order])
-        return TEMPORARY
+        given = self.machine.read(built, keys, count)
+        truth = np.dtype(bool)
+        order = self.machine.order(
+            given, lambda a, b: bool(self.machine.call(op, a, b, result=truth)[0])
+        )
+        self.machine.write(built, keys_out, given[order])
+        if values.state is not None:
+            items = self.machine.read(built_values, values, count)
+            self.machine.write(built_values, values_out, items[order])
 
 
-class DeviceSegmentedSortBuildResult(Result):
+class DeviceSegmentedSortBuildResult(SortResult):
     types = (SortOrder, Iterator, Iterator, Iterator, Iterator)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         keys: Iterator,
         keys_out: Iterator,
         values: Iterator,
@@ -511,34 +490,29 @@ class DeviceSegmentedSortBuildResult(Result):
         ends: Iterator,
         overwrite: bool,
         selector: int,
-        stream: int,
-    ) -> tuple[int, int]:
-        if self.scratch(scratch, nbytes):
-            direction, built, built_values, built_begin, built_end = self.given
-            first = self.machine.read(built_begin, begins, segments).tolist()
-            last = self.machine.read(built_end, ends, segments).tolist()
-            given = self.machine.read(built, keys, count)
-            assert given.dtype.kind in "biu"  # short segments of floats come out wrong with NaN
-            out = self.machine.read(built, keys_out, count).copy()
-            pairs = values.state is not None
-            items = self.machine.read(built_values, values if pairs else keys, count)
-            items_out = self.machine.read(built_values, values_out if pairs else keys, count).copy()
-            for one, other in zip(first, last, strict=True):
-                part = one + _radix(given[one:other], descending=direction is SortOrder.DESCENDING)
-                out[one:other], items_out[one:other] = given[part], items[part]
-            self.machine.write(built, keys_out, out)
-            if pairs:
-                self.machine.write(built_values, values_out, items_out)
-        return TEMPORARY, 0
+    ) -> None:
+        direction, built, built_values, built_begin, built_end = self.given
+        first = self.machine.read(built_begin, begins, segments).tolist()
+        last = self.machine.read(built_end, ends, segments).tolist()
+        given = self.machine.read(built, keys, count)
+        assert given.dtype.kind in "biu"  # short segments of floats come out wrong with NaN
+        out = self.machine.read(built, keys_out, count).copy()
+        pairs = values.state is not None
+        items = self.machine.read(built_values, values if pairs else keys, count)
+        items_out = self.machine.read(built_values, values_out if pairs else keys, count).copy()
+        for one, other in zip(first, last, strict=True):
+            part = one + _radix(given[one:other], descending=direction is SortOrder.DESCENDING)
+            out[one:other], items_out[one:other] = given[part], items[part]
+        self.machine.write(built, keys_out, out)
+        if pairs:
+            self.machine.write(built_values, values_out, items_out)
 
 
-class DeviceThreeWayPartitionBuildResult(Result):
+class DeviceThreeWayPartitionBuildResult(ScratchResult):
     types = (Iterator, Iterator, Iterator, Iterator, Iterator, Op, Op)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         x: Iterator,
         first: Iterator,
         second: Iterator,
@@ -547,23 +521,20 @@ class DeviceThreeWayPartitionBuildResult(Result):
         _one: Op,
         _other: Op,
         count: int,
-        stream: int,
-    ) -> int:
-        if self.scratch(scratch, nbytes):
-            built_x, *built, built_counts, one, other = self.given
-            values = self.machine.read(built_x, x, count)
-            truth = np.dtype(bool)
-            a = self.machine.call(one, values, result=truth)
-            b = self.machine.call(other, values, result=truth) & ~a
-            parts = values[a], values[b], values[~a & ~b]
-            for iterator, place, part in zip(built, (first, second, rest), parts, strict=True):
-                self.machine.write(iterator, place, part)
-            found = np.asarray([a.sum(), b.sum()])
-            self.machine.write(built_counts, counts, found)
-        return TEMPORARY
+    ) -> None:
+        built_x, *built, built_counts, one, other = self.given
+        values = self.machine.read(built_x, x, count)
+        truth = np.dtype(bool)
+        a = self.machine.call(one, values, result=truth)
+        b = self.machine.call(other, values, result=truth) & ~a
+        parts = values[a], values[b], values[~a & ~b]
+        for iterator, place, part in zip(built, (first, second, rest), parts, strict=True):
+            self.machine.write(iterator, place, part)
+        found = np.asarray([a.sum(), b.sum()])
+        self.machine.write(built_counts, counts, found)
 
 
-class DeviceUniqueByKeyBuildResult(Result):
+class DeviceUniqueByKeyBuildResult(ScratchResult):
     types = (Iterator, Iterator, Iterator, Iterator, Iterator, Op)
 
     @classmethod
@@ -572,10 +543,8 @@ class DeviceUniqueByKeyBuildResult(Result):
         _require_tuned("unique_by_key", keys, values)
         return super().compile(*arguments)
 
-    def compute(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         keys: Iterator,
         values: Iterator,
         keys_out: Iterator,
@@ -583,27 +552,23 @@ class DeviceUniqueByKeyBuildResult(Result):
         number: Iterator,
         _op: Op,
         count: int,
-        stream: int,
-    ) -> int:
-        if self.scratch(scratch, nbytes):
-            built, built_values, built_out, built_values_out, built_number, op = self.given
-            given = self.machine.read(built, keys, count)
-            items = self.machine.read(built_values, values, count)
-            kept = np.ones(count, bool)
-            kept[1:] = ~self.machine.call(op, given[:-1], given[1:], result=np.dtype(bool))
-            self.machine.write(built_out, keys_out, given[kept])
-            self.machine.write(built_values_out, values_out, items[kept])
-            self.machine.write(built_number, number, np.asarray([kept.sum()]))
-        return TEMPORARY
+    ) -> None:
+        built, built_values, built_out, built_values_out, built_number, op = self.given
+        given = self.machine.read(built, keys, count)
+        items = self.machine.read(built_values, values, count)
+        kept = np.ones(count, bool)
+        kept[1:] = ~self.machine.call(op, given[:-1], given[1:], result=np.dtype(bool))
+        self.machine.write(built_out, keys_out, given[kept])
+        self.machine.write(built_values_out, values_out, items[kept])
+        self.machine.write(built_number, number, np.asarray([kept.sum()]))
 
 
-class DeviceHistogramBuildResult(Result):
+class DeviceHistogramBuildResult(ScratchResult):
     types = (int, int, Iterator, int, Iterator, TypeInfo, int, int, bool)
+    compute_even = ScratchResult.compute
 
-    def compute_even(
+    def run(
         self,
-        scratch: int,
-        nbytes: int,
         samples: Iterator,
         counts: Iterator,
         levels: Value,
@@ -612,18 +577,15 @@ class DeviceHistogramBuildResult(Result):
         pixels: int,
         rows: int,
         stride: int,
-        stream: int,
-    ) -> int:
+    ) -> None:
         assert (rows, stride) == (1, pixels)
-        if self.scratch(scratch, nbytes):
-            _, _, built, number, built_counts, *_ = self.given
-            assert levels.value == number
-            bins = number - 1
-            x = self.machine.read(built, samples, pixels).astype(low.type.dtype)
-            x = x[(x >= low.value) & (x < high.value)]
-            at = ((x - low.value) * bins / (high.value - low.value)).astype(np.int64)
-            self.machine.write(built_counts, counts, np.bincount(at, minlength=bins))
-        return TEMPORARY
+        _, _, built, number, built_counts, *_ = self.given
+        assert levels.value == number
+        bins = number - 1
+        x = self.machine.read(built, samples, pixels).astype(low.type.dtype)
+        x = x[(x >= low.value) & (x < high.value)]
+        at = ((x - low.value) * bins / (high.value - low.value)).astype(np.int64)
+        self.machine.write(built_counts, counts, np.bincount(at, minlength=bins))
 
 
 class DeviceUnaryTransform(Result):
@@ -749,33 +711,13 @@ class FakeKernels:
         """Nothing to unload."""
 
 
-class FakeContext:
-    """The CPU's context, as the CUDA executor sees it."""
-
-    compute_capability = (9, 0)
-    deterministic = False
-
-    def __init__(self, context: CpuContext) -> None:
-        self.check = context.check
-        self._context = context
-
-    def pointer(self, address: int) -> int:
-        return int(self._context.bytes_at(address, 1).ctypes.data)
-
-
-class FakeCudaCub:
+class FakeCudaCub(FakeCuda):
     """``CudaCub`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False, synchronize=lambda: None)
+    executor = "atomr_accel.libraries.cub.host.cuda:CudaCub"
     contexts: ClassVar[dict[int, FakeContext]] = {}
 
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.cub.host.cuda import CudaCub
-
-        fake = self.contexts.setdefault(id(context), FakeContext(context))
-        self._executor: Any = CudaCub(fake, self.stream)  # type: ignore[arg-type]
-        self.handlers = self._executor.handlers
-
-    def close(self) -> None:
-        self._executor.close()
+    @classmethod
+    def context(cls, context: CpuContext) -> FakeContext:
+        """Return one context for all lanes, like a real one, because its builds are shared."""
+        return cls.contexts.setdefault(id(context), FakeContext(context))

@@ -7,24 +7,20 @@ row-major arrays. ``FakeCudaBlas`` is an executor for the CPU backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blas.host import _prototypes as prototypes
 from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
 from atomr_accel.libraries.blas.wire._rows import REAL_OF, ROWS, Row
-from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 
 from ..libraries.blas.rows.formulas import evaluate
 from .lapack import BATCHED, memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendor
 
 Array = np.ndarray[Any, Any]
 
@@ -331,23 +327,6 @@ class FakeLibrary(FakeVendor):
                 at += 1
 
 
-class FakeContext:
-    """The CPU's context as a CUDA executor sees one: with pointers."""
-
-    compute_capability = (9, 0)
-    deterministic = False
-
-    def __init__(self, context: CpuContext) -> None:
-        self._context = context
-
-    def pointer(self, address: int) -> int:
-        slab: Array = self._context._slabs[address >> SLAB_SHIFT]
-        return int(slab.ctypes.data) + (address & OFFSET_MASK)
-
-    def pointers(self, addresses: Iterable[int]) -> list[int]:
-        return [self.pointer(address) for address in addresses]
-
-
 class FakeKernels:
     """``shift``, the only kernel there is."""
 
@@ -367,35 +346,7 @@ class FakeKernels:
         pass
 
 
-def checked(context: CpuContext, handlers: Mapping[Any, Callable[[Any], Any]]) -> dict[Any, Any]:
-    """Handlers that fail with their context, and whose numbers may overflow."""
-
-    def handle(run: Callable[[Any], Any], message: Any) -> Any:
-        context.check()
-        with np.errstate(all="ignore"):
-            return run(message)
-
-    return {kind: partial(handle, run) for kind, run in handlers.items()}
-
-
-class FakeCudaBlas:
+class FakeCudaBlas(FakeCuda):
     """``CudaBlas`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
-
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.blas.host._cuda import CudaBlas
-
-        executor: Any = CudaBlas(
-            FakeContext(context),  # type: ignore[arg-type]
-            self.stream,
-        )
-        self._executor = executor
-        self.handlers = checked(context, executor.handlers)
-        self.preparers = executor.preparers
-        self.fusions = executor.fusions
-
-    def close(self) -> None:
-        """Destroy the handles."""
-        self._executor.close()
+    executor = "atomr_accel.libraries.blas.host._cuda:CudaBlas"

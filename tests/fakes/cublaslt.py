@@ -9,22 +9,20 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
 from atomr_accel.libraries.blaslt.host.cpu import gelu, gelu_slope, saturate
 
-from .cublas import FakeContext, matrix, number, op, vector
+from .cublas import matrix, number, op, vector
 from .driver import FakeDriver
 from .lapack import memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendor
 
 Array = np.ndarray[Any, Any]
 
@@ -271,20 +269,7 @@ class FakeEvents:
         )
 
 
-class FakeCudaBlasLt:
+class FakeCudaBlasLt(FakeCuda):
     """``CudaBlasLt`` on host memory."""
 
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.blaslt.host._cuda import CudaBlasLt
-
-        self._executor = CudaBlasLt(
-            FakeContext(context),  # type: ignore[arg-type]
-            SimpleNamespace(handle=0, pointer=0),  # type: ignore[arg-type]
-        )
-        self.handlers = self._executor.handlers
-        self.preparers = self._executor.preparers
-
-    def close(self) -> None:
-        """Destroy the handle."""
-        self._executor.close()
+    executor = "atomr_accel.libraries.blaslt.host._cuda:CudaBlasLt"

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
+from atomr_accel.backends.cpu.host.context import CpuContext
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
 from atomr_accel.libraries.dnn.host._prototypes import DATA_TYPES
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS
 
-from .cublas import FakeContext
 from .lapack import memory
+from .vendor import FakeContext, FakeCuda
 
 Array = np.ndarray[Any, Any]
 
@@ -316,25 +316,15 @@ class FakeDnnContext(FakeContext):
 _CONTEXTS: dict[int, FakeDnnContext] = {}
 
 
-class FakeCudaDnn:
+class FakeCudaDnn(FakeCuda):
     """``CudaDnn`` on host memory."""
 
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.dnn.host._cuda import CudaDnn
+    executor = "atomr_accel.libraries.dnn.host._cuda:CudaDnn"
 
-        # One for all lanes, as a real one is: its plans are shared.
-        fake = _CONTEXTS.setdefault(id(context), FakeDnnContext(context))
-        self._executor = CudaDnn(
-            fake,  # type: ignore[arg-type]
-            SimpleNamespace(handle=0, pointer=0),  # type: ignore[arg-type]
-        )
-        self.handlers = self._executor.handlers
-        self.preparers = self._executor.preparers
-
-    def close(self) -> None:
-        """Destroy the handle."""
-        self._executor.close()
+    @classmethod
+    def context(cls, context: CpuContext) -> FakeDnnContext:
+        """Return one context for all lanes, like a real one, because its plans are shared."""
+        return _CONTEXTS.setdefault(id(context), FakeDnnContext(context))
 
 
 def install(
@@ -363,6 +353,4 @@ def install(
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
     for module in (_cuda_losses, _cuda_sampling, cuda_sequences):
         monkeypatch.setattr(module, "Kernels", FakeOwn)
-    for lane in (LANE, PLANNER):
-        assert isinstance(lane.executors, dict)
-        monkeypatch.setitem(lane.executors, "cpu", f"{__name__}:FakeCudaDnn")
+    FakeCudaDnn.install(monkeypatch, LANE, PLANNER)

@@ -7,10 +7,6 @@ the library's own types.
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +14,11 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
-from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
 
-from .cublas import FakeContext
 from .lapack import memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendorOfThings
 
 Array = np.ndarray[Any, Any]
 
@@ -37,38 +30,19 @@ PHASES: Final = {
     ENUMS[f"CUDSS_PHASE_{name}"]: name
     for name in ("ANALYSIS", "FACTORIZATION", "REFACTORIZATION", "SOLVE")
 }
-INVALID_VALUE: Final = 3
 
 
-class FakeDss(FakeVendor):
+class FakeDss(FakeVendorOfThings):
     """Stands in for the ``VendorLibrary`` of ``CudaDirect``."""
 
     library = "cudss"
     status_names = prototypes.STATUS_NAMES
+    prototypes = prototypes.PROTOTYPES
 
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.things: dict[int, Any] = {}
+        super().__init__()
         self.phases: list[str] = []
         self.refused: set[str] = set()
-        self.functions: dict[str, Any] = {}
-        for name, words in prototypes.PROTOTYPES.items():
-            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
-            self.functions[name] = kind(functools.partial(self.guarded, name))
-
-    def guarded(self, name: str, *args: Any) -> int:
-        """A call, whose mistakes become a status: an exception would be lost on its way."""
-        run: Callable[..., int] = getattr(self, name.removeprefix("cudss"))
-        try:
-            return run(*args)
-        except Exception:  # noqa: BLE001
-            return INVALID_VALUE
-
-    def make(self, cell: Any, **attributes: Any) -> int:
-        number = next(self.numbers)
-        self.things[number] = SimpleNamespace(**attributes)
-        cell[0] = number
-        return 0
 
     def Create(self, cell: Any) -> int:  # noqa: N802 - the vendor's names
         return self.make(cell)
@@ -79,14 +53,10 @@ class FakeDss(FakeVendor):
     def DataCreate(self, _handle: int, cell: Any) -> int:  # noqa: N802
         return self.make(cell, analysed=False, solver=None, info=0, pivots=0)
 
-    def Destroy(self, thing: int) -> int:  # noqa: N802
-        del self.things[thing]
-        return 0
-
-    ConfigDestroy = MatrixDestroy = Destroy
+    Destroy = ConfigDestroy = MatrixDestroy = FakeVendorOfThings.destroy
 
     def DataDestroy(self, _handle: int, thing: int) -> int:  # noqa: N802
-        return self.Destroy(thing)
+        return self.destroy(thing)
 
     def SetStream(self, _handle: int, _stream: int) -> int:  # noqa: N802
         return 0
@@ -217,15 +187,7 @@ def whole(a: Any) -> Array:
     return full
 
 
-class FakeCudaDirect:
+class FakeCudaDirect(FakeCuda):
     """``CudaDirect`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
-
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.sparse.host._direct_cuda import CudaDirect
-
-        executor = CudaDirect(FakeContext(context), self.stream)  # type: ignore[arg-type]
-        self.handlers = executor.handlers
-        self.close = executor.close
+    executor = "atomr_accel.libraries.sparse.host._direct_cuda:CudaDirect"

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.array.host.cpu import CpuArrayExecutor
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
@@ -24,9 +22,9 @@ from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES
 from atomr_accel.libraries.linalg.wire._forms import forms
 from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
-from .cublas import FakeContext, Refusal, checked, matrix
+from .cublas import Refusal, matrix
 from .lapack import integers, memory, stack
-from .vendor import FakeVendor
+from .vendor import FakeContext, FakeCuda, FakeVendor
 
 Array = np.ndarray[Any, Any]
 
@@ -448,21 +446,7 @@ def array_on_the_cpu(context: FakeContext, _stream: object) -> CpuArrayExecutor:
     return CpuArrayExecutor(context._context, None)  # type: ignore[arg-type]
 
 
-class FakeCudaSolver:
+class FakeCudaSolver(FakeCuda):
     """``CudaSolver`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False, synchronize=lambda: None)
-
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.linalg.host._cuda import CudaSolver
-
-        self._executor = CudaSolver(
-            FakeContext(context),  # type: ignore[arg-type]
-            self.stream,
-        )
-        self.handlers = checked(context, self._executor.handlers)
-
-    def close(self) -> None:
-        """Destroy the handles."""
-        self._executor.close()
+    executor = "atomr_accel.libraries.linalg.host._cuda:CudaSolver"

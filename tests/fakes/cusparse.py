@@ -15,13 +15,11 @@ import numpy as np
 import scipy.linalg
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.sparse.host._prototypes import ENUMS, PROTOTYPES
 
-from .cublas import FakeContext, checked
 from .lapack import memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendor
 
 Array = np.ndarray[Any, Any]
 
@@ -449,21 +447,7 @@ class FakeSparseLibrary(FakeVendor):
         vector(out, 1, DTYPE_OF[compute])[0] = taken @ self._dense(y)[indices]
 
 
-class FakeCudaSparse:
+class FakeCudaSparse(FakeCuda):
     """``CudaSparse`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
-
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.sparse.host._cuda import CudaSparse
-
-        self._executor = CudaSparse(
-            FakeContext(context),  # type: ignore[arg-type]
-            self.stream,
-        )
-        self.handlers = checked(context, self._executor.handlers)
-
-    def close(self) -> None:
-        """Destroy the handle."""
-        self._executor.close()
+    executor = "atomr_accel.libraries.sparse.host._cuda:CudaSparse"

@@ -7,25 +7,19 @@ library, and chooses the worst of undefined behaviour: with ``beta`` 0 it multip
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
-from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.blaslt.host.cpu import gelu, saturate
 from atomr_accel.libraries.sparselt.host import _prototypes as prototypes
 from atomr_accel.libraries.sparselt.host._cpu import strips, tiles
 
-from .cublas import FakeContext
 from .lapack import memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendorOfThings
 
 Array = np.ndarray[Any, Any]
 
@@ -40,54 +34,44 @@ REFUSED: Final = 2
 INVALID_VALUE: Final = 3
 
 
-class FakeSparseLt(FakeVendor):
+class FakeSparseLt(FakeVendorOfThings):
     """Stands in for the ``VendorLibrary`` of ``CudaSparseLt``."""
 
     library = "cusparseLt"
+    prototypes = prototypes.PROTOTYPES
+    invalid_value = INVALID_VALUE
 
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.things: dict[int, Any] = {}
+        super().__init__()
         self.called: list[str] = []
         self.ran: list[int] = []
         self.room: Callable[[int], int] = lambda _pointer: 0
-        self.functions: dict[str, Any] = {}
-        for name, words in prototypes.PROTOTYPES.items():
-            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
-            self.functions[name] = kind(functools.partial(self.guarded, name))
 
     @property
     def held(self) -> int:
         """Things that have to be destroyed; descriptions of products are plain memory."""
         return sum(not hasattr(each, "matrices") for each in self.things.values())
 
-    def guarded(self, name: str, *args: Any) -> int:
-        """A call, whose mistakes become a status: an exception would be lost on its way."""
-        short = name.removeprefix("cusparseLt")
-        self.called.append(short)
-        if short != "Init" and "Destroy" not in short:
-            assert self.of(args[0]).handle
-        run: Callable[..., int] = self.destroy if "Destroy" in short else getattr(self, short)
-        try:
-            return run(*args)
-        except Exception:  # noqa: BLE001
-            return INVALID_VALUE
+    def find(self, name: str) -> Callable[..., int]:
+        return self.destroy if "Destroy" in name else super().find(name)
 
-    def make(self, struct: int, **attributes: Any) -> int:
-        assert struct % prototypes.STRUCT_ALIGNMENT == 0
-        number = next(self.numbers)
-        self.things[number] = SimpleNamespace(**attributes)
-        ctypes.memset(struct, 0x7F, prototypes.STRUCT_BYTES)
-        ctypes.c_int64.from_address(struct).value = number
-        return 0
+    def guarded(self, name: str, *args: Any) -> int:
+        self.called.append(name)
+        if name != "Init" and "Destroy" not in name:
+            assert self.of(args[0]).handle
+        return super().guarded(name, *args)
+
+    def make(self, cell: int, **attributes: Any) -> int:
+        assert cell % prototypes.STRUCT_ALIGNMENT == 0
+        ctypes.memset(cell, 0x7F, prototypes.STRUCT_BYTES)
+        return super().make((ctypes.c_int64 * 1).from_address(cell), **attributes)
 
     def of(self, struct: int) -> Any:
         """Return the object that a struct refers to."""
         return self.things[ctypes.c_int64.from_address(struct).value]
 
     def destroy(self, struct: int) -> int:
-        del self.things[ctypes.c_int64.from_address(struct).value]
-        return 0
+        return super().destroy(ctypes.c_int64.from_address(struct).value)
 
     def Init(self, handle: int) -> int:  # noqa: N802 - the vendor's names
         return self.make(handle, handle=True)
@@ -242,15 +226,7 @@ def dense(pointer: int, found: Any) -> Array:
     return made
 
 
-class FakeCudaSparseLt:
+class FakeCudaSparseLt(FakeCuda):
     """``CudaSparseLt`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
-
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
-        from atomr_accel.libraries.sparselt.host._cuda import CudaSparseLt
-
-        executor = CudaSparseLt(FakeContext(context), self.stream)  # type: ignore[arg-type]
-        self.handlers = executor.handlers
-        self.close = executor.close
+    executor = "atomr_accel.libraries.sparselt.host._cuda:CudaSparseLt"

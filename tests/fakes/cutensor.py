@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
-from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.tensor.host import _prototypes as prototypes
 from atomr_accel.libraries.tensor.host._cpu import UNARY
 
-from .cublas import FakeContext
 from .lapack import memory
-from .vendor import FakeVendor
+from .vendor import FakeCuda, FakeVendorOfThings
 
 DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 OPERATORS = {value: name for name, value in prototypes.OPERATORS.items()}
@@ -47,44 +42,30 @@ INPUTS = {
 }
 
 
-class FakeTensors(FakeVendor):
+class FakeTensors(FakeVendorOfThings):
     """Stands in for the ``VendorLibrary`` of ``CudaTensors``."""
 
     library = "cutensor"
     status_names = prototypes.STATUS_NAMES
+    prototypes = prototypes.PROTOTYPES
 
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.things: dict[int, Any] = {}
+        super().__init__()
         self.launched: list[str] = []
         self.scratch: list[int] = []
         self.refused: set[str] = {"TTGT"}
         self.files: list[str] = []
-        self.functions: dict[str, Any] = {}
-        for name, words in prototypes.PROTOTYPES.items():
-            short = name.removeprefix("cutensor")
-            function = getattr(self, short, None) or self.find(short)
-            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
-            self.functions[name] = kind(function)
 
     def find(self, name: str) -> Any:
         """A function for each operation, and for each kind of thing."""
+        if (found := getattr(self, name, None)) is not None:
+            return found
         if name.startswith("Destroy"):
             return self.destroy
         made = name.removeprefix("Create")
         if made != name:
             return functools.partial(self.describe, made)
         return functools.partial(self.execute, name)
-
-    def make(self, cell: Any, **attributes: Any) -> int:
-        number = next(self.numbers)
-        self.things[number] = SimpleNamespace(**attributes)
-        cell[0] = number
-        return 0
-
-    def destroy(self, thing: int) -> int:
-        del self.things[thing]
-        return 0
 
     def Create(self, cell: Any) -> int:  # noqa: N802 - the vendor's names
         return self.make(cell)
@@ -213,13 +194,7 @@ class FakeTensors(FakeVendor):
         return 0
 
 
-class FakeCudaTensors:
+class FakeCudaTensors(FakeCuda):
     """``CudaTensors`` on host memory."""
 
-    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
-
-    def __new__(cls, context: CpuContext, _stream: CpuStream) -> Any:
-        from atomr_accel.libraries.tensor.host._cuda import CudaTensors
-
-        fake: Any = FakeContext(context)
-        return CudaTensors(fake, cls.stream)
+    executor = "atomr_accel.libraries.tensor.host._cuda:CudaTensors"

@@ -49,8 +49,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> list[str]:
     for module in (_cuda_handle, _cuda):
         monkeypatch.setattr(module, "load_cublas", lambda: library)
     monkeypatch.setattr(_cuda_kernels, "Kernels", FakeKernels)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaBlas.__module__}:FakeCudaBlas")
+    FakeCudaBlas.install(monkeypatch, LANE)
     return calls
 
 

@@ -29,7 +29,7 @@ from atomr_accel.libraries.nvrtc.kernel import Kernel
 from atomr_accel.ops import Awaited
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import ON_CUDA, settled
+from ..harness import ON_CUDA, Gate, settled
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -44,6 +44,20 @@ def add(x: Any, value: Any) -> None:
 
 async def adder(device: Device) -> Kernel[Awaited]:
     return await device.nvrtc.compile(ADD, "add", cpu=add)
+
+
+async def held(
+    device: Device, gate: Gate
+) -> tuple[Callable[..., Awaitable[None]], GpuRef, Recording]:
+    """Return a kernel that occupies a buffer, the buffer, and a recording that adds 1 to it."""
+    hold, kernel = await gate.kernel(device), await adder(device)
+    x = await device.zeros(4, np.float32)
+    gate.open()
+    await hold(x)
+    async with device.record() as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0)
+    await recorded.replay()
+    return hold, x, recorded
 
 
 Array = np.ndarray[Any, Any]

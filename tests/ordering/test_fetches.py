@@ -25,7 +25,7 @@ from ..harness import (
     settled,
     used_by,
 )
-from .programs import ADD, REFUSED, adder, launched
+from .programs import ADD, REFUSED, adder, held, launched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,13 +141,7 @@ async def test_results_come_with_the_answer_of_the_replay(device: Device) -> Non
 
 @on_shared
 async def test_no_op_of_others_comes_in_between(device: Device, gate: Gate) -> None:
-    hold, kernel = await gate.kernel(device), await adder(device)
-    x = await device.zeros(4, np.float32)
-    gate.open()
-    await hold(x)
-    async with device.record() as recorded:
-        recorded.launch(kernel, 1, 4, x, 1.0)
-    await recorded.replay()
+    hold, x, recorded = await held(device, gate)
     got: list[list[float]] = []
 
     async def replay() -> None:
@@ -268,13 +262,7 @@ async def test_cancelling_a_replay_that_fetches_at_every_checkpoint(device: Devi
 async def test_a_replay_that_is_cancelled_in_flight_gives_its_memory_back(
     device: Device, gate: Gate
 ) -> None:
-    hold, kernel = await gate.kernel(device), await adder(device)
-    x = await device.zeros(4, np.float32)
-    gate.open()
-    await hold(x)
-    async with device.record() as recorded:
-        recorded.launch(kernel, 1, 4, x, 1.0)
-    await recorded.replay()
+    hold, x, recorded = await held(device, gate)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, x)
         await trio.testing.wait_all_tasks_blocked()

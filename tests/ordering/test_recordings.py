@@ -28,7 +28,7 @@ from ..harness import (
     settled,
     used_by,
 )
-from .programs import ADD, REFUSED, adder, launched
+from .programs import ADD, REFUSED, adder, held, launched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,13 +178,7 @@ async def test_buffers_that_are_written_can_be_replaced_too(device: Device) -> N
 @on_shared
 async def test_replays_keep_their_place_among_other_ops(device: Device, gate: Gate) -> None:
     """A replay is an op as any other: earlier writes come before its reads."""
-    hold, kernel = await gate.kernel(device), await adder(device)
-    x = await device.zeros(4, np.float32)
-    gate.open()
-    await hold(x)
-    async with device.record() as recorded:
-        recorded.launch(kernel, 1, 4, x, 1.0)
-    await recorded.replay()
+    hold, x, recorded = await held(device, gate)
     got: list[float] = []
 
     async def get() -> None:

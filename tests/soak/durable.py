@@ -9,35 +9,24 @@ programs of that number.
 from __future__ import annotations
 
 import argparse
-import logging
 import random
-import sys
-import time
 import traceback
 from collections import Counter
-from functools import partial
-from typing import Any
 
 import trio
 
-from atomr_accel import Standby, open_device
-from atomr_accel.actors import Backoff
-
 from ..durable.programs import Program, run_together
 from ..durable.scribbling import Scribbler
+from .programs import opened, run
 
 
 async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
     """Run programs; return the failures with the names of the programs that had them."""
     wrong: list[str] = []
-    options: dict[str, Any] = {
-        "standby": Standby(hot=2),
-        "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
-    }
     groups = -(-words.programs // words.together)
     numbers = range(groups) if words.only is None else [words.only]
     end = trio.current_time() + words.seconds
-    async with open_device(0, backend=words.backend, **options) as device:
+    async with opened(words.backend) as device:
         scribbler = Scribbler(device)
         for number in numbers:
             if trio.current_time() > end:
@@ -63,10 +52,7 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--programs", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
     parser.add_argument(
         "--together",
@@ -74,13 +60,7 @@ def main() -> None:
         default=16,
         help="programs that share a device and its faults, because a host takes longer to start",
     )
-    words = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # a line for each restart
-    counts: Counter[str] = Counter()
-    begun = time.monotonic()
-    wrong = trio.run(partial(soak, words, counts))
-    print(dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
-    sys.exit(bool(wrong))
+    run(soak, parser)
 
 
 if __name__ == "__main__":

@@ -10,23 +10,19 @@ await has begun.
 from __future__ import annotations
 
 import argparse
-import logging
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Standby, open_device
-from atomr_accel.actors import Backoff
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel.testing import kill_host
 
 from ..durable.programs import IN_FLIGHT
+from .programs import opened, run
 
 SIZE = 40_000  # elements of float32: three chunks, the last one in part
 
@@ -209,12 +205,8 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
     """Kill hosts, and return the failures."""
     kills, end = words.kills, trio.current_time() + words.seconds
     wrong: list[str] = []
-    options: dict[str, Any] = {
-        "standby": Standby(hot=2),
-        "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
-    }
     draw = random.Random(words.seed)
-    async with open_device(0, backend=words.backend, **options) as device:
+    async with opened(words.backend) as device:
         turn = words.seed
         while counts["kills"] < kills and trio.current_time() < end:
             writes = WRITES[turn % len(WRITES) :] + WRITES[: turn % len(WRITES)]
@@ -237,17 +229,8 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--kills", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    words = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # a line for each restart
-    counts: Counter[str] = Counter()
-    begun = time.monotonic()
-    wrong = trio.run(partial(soak, words, counts))
-    print(dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
-    sys.exit(bool(wrong))
+    run(soak, parser)
 
 
 if __name__ == "__main__":

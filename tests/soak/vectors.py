@@ -20,11 +20,9 @@ from pathlib import Path
 import trio
 
 from atomr_accel import Standby, open_device
-from atomr_accel.actors import Backoff
 
 from ..agents.vectors import check_reopened, inserted_under_faults
-
-_AT_ONCE = Backoff(initial=0.0, base=0.0, maximum=0.0)
+from ..harness import AT_ONCE
 
 
 async def soak(faults: int, seconds: float, backend: str) -> bool:
@@ -45,7 +43,7 @@ async def soak(faults: int, seconds: float, backend: str) -> bool:
         async with open_device(
             0,
             backend=backend,
-            backoff=_AT_ONCE,
+            backoff=AT_ONCE,
             max_restarts=10 * faults,
             standby=Standby(hot=2),
         ) as device:

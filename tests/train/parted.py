@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
 import optree
+import trio
 
-from atomr_accel import Device, open_device, train
+from atomr_accel import Device, System, open_device, open_system, train
 
 STEPS = 3
 
 
 @asynccontextmanager
-async def devices_of(count: int, *, process: bool = False) -> AsyncIterator[list[Device]]:
+async def devices_of(
+    count: int, *, process: bool = False, **options: Any
+) -> AsyncIterator[list[Device]]:
     """Devices of the CPU backend."""
+    options |= {"backend": "cpu", "isolation": "process" if process else "thread"}
     async with AsyncExitStack() as stack:
-        isolation: Any = "process" if process else "thread"
-        yield [
-            await stack.enter_async_context(open_device(0, backend="cpu", isolation=isolation))
-            for _ in range(count)
+        yield [await stack.enter_async_context(open_device(0, **options)) for _ in range(count)]
+
+
+@asynccontextmanager
+async def system_of_two() -> AsyncIterator[tuple[System, list[Device]]]:
+    """A system, and two devices that it can lose."""
+    async with open_system("test") as system:
+        devices = [
+            await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
+            for name in ("one", "other")
         ]
+        yield system, devices
+
+
+async def outcome(
+    trainer: Any, data: Any, after: Callable[[int], Awaitable[object]] | None = None
+) -> tuple[list[float], Any, train.TrainerStatistics]:
+    """Losses, parameters and statistics of a run.
+
+    Args:
+        trainer: the trainer.
+        data: batches.
+        after: called after each step, with its number.
+    """
+    losses = []
+    async for made in trainer.run(data):
+        losses.append(made.loss)
+        if after is not None:
+            await after(made.number)
+    return losses, await trainer.params(), trainer.statistics()
+
+
+async def count_steps(trainer: Any, counts: list[int]) -> None:
+    """Note the number of steps at each turn of the loop, until cancelled."""
+    while True:
+        await trio.lowlevel.checkpoint()
+        counts.append(trainer.steps)
 
 
 async def on_one_device(loss: Any, data: Any, params: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -33,7 +69,8 @@ async def on_one_device(loss: Any, data: Any, params: Any, optimizer: Any) -> tu
             devices, train.gradient_step(loss), params, optimizer, clip=1.0
         ) as trainer,
     ):
-        return [made.loss async for made in trainer.run(data)], await trainer.params()
+        losses, made, _ = await outcome(trainer, data)
+        return losses, made
 
 
 def points(rng: np.random.Generator) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import Device, GpuRef, open_device, open_system, train
+from atomr_accel import Device, GpuRef, open_device, train
 from atomr_accel.testing import hang, poison
 
 from ..harness import sized
 from .checks import loss, model, same
+from .parted import count_steps, devices_of, outcome, system_of_two
 
 STEPS = 6
 
@@ -54,27 +55,20 @@ async def trained(
     """
     rng = np.random.default_rng(1)
     data, params = batches(rng), model(rng)
-    async with AsyncExitStack() as stack:
-        devices = [
-            await stack.enter_async_context(
-                open_device(0, backend="cpu", isolation="process" if faults or after else "thread")
-            )
-            for _ in range(ranks)
-        ]
-        step = Faulty(devices, faults)
-        trainer = await stack.enter_async_context(
-            train.open_data_parallel(
-                *(devices, step, params, train.AdamW(lr=0.01)),
-                **{"shards": 4, "clip": 1.0, "snapshot_every": 3, "digest_every": 2, **options},
-            )
-        )
-        losses = []
-        async for made in trainer.run(data):
-            losses.append(made.loss)
-            if len(losses) in after:
-                for device in devices:
-                    await poison(device)
-        return losses, await trainer.params(), trainer.statistics()
+
+    async def harm(number: int) -> None:
+        if number + 1 in after:
+            for device in devices:
+                await poison(device)
+
+    async with (
+        devices_of(ranks, process=bool(faults or after)) as devices,
+        train.open_data_parallel(
+            *(devices, Faulty(devices, faults), params, train.AdamW(lr=0.01)),
+            **{"shards": 4, "clip": 1.0, "snapshot_every": 3, "digest_every": 2, **options},
+        ) as trainer,
+    ):
+        return await outcome(trainer, data, harm)
 
 
 @pytest.mark.slow
@@ -137,13 +131,7 @@ async def test_steps_are_those_of_the_program() -> None:
             trio.open_nursery() as nursery,
         ):
             counts = [0]
-
-            async def count() -> None:
-                while True:
-                    await trio.lowlevel.checkpoint()
-                    counts.append(trainer.steps)
-
-            nursery.start_soon(count)
+            nursery.start_soon(count_steps, trainer, counts)
             losses = []
             async with aclosing(trainer.run(data)) as begun:
                 async for made in begun:
@@ -178,11 +166,7 @@ def test_corrupt_replica() -> None:
     async def program(ranks: int) -> Any:
         rng = np.random.default_rng(1)
         data, params = batches(rng), model(rng)
-        async with AsyncExitStack() as stack:
-            devices = [
-                await stack.enter_async_context(open_device(0, backend="cpu", isolation="thread"))
-                for _ in range(ranks)
-            ]
+        async with devices_of(ranks) as devices:
             seen = []
 
             async def step(device: Device, refs: Any, batch: Any) -> Any:
@@ -192,13 +176,11 @@ def test_corrupt_replica() -> None:
                     await device.fill(refs["b"][:1], 9.0)
                 return made
 
-            trainer = await stack.enter_async_context(
-                train.open_data_parallel(
-                    *(devices, step, params, train.SGD(lr=0.01)), shards=4, digest_every=1
-                )
-            )
-            _ = [made async for made in trainer.run(data[:2])]
-            return trainer.statistics()
+            async with train.open_data_parallel(
+                devices, step, params, train.SGD(lr=0.01), shards=4, digest_every=1
+            ) as trainer:
+                _ = [made async for made in trainer.run(data[:2])]
+                return trainer.statistics()
 
     assert trio.run(program, 3).corrupt == (1,)
     with pytest.raises(train.ReplicasDiffer) as caught:
@@ -252,22 +234,18 @@ def test_hang() -> None:
         rng = np.random.default_rng(1)
         data, params = batches(rng), model(rng)
         hung: list[Device] = []
-        async with (
-            open_device(0, backend="cpu", isolation="process", op_deadline=1.0) as one,
-            open_device(0, backend="cpu", isolation="process", op_deadline=1.0) as other,
-        ):
+        async with devices_of(2, process=True, op_deadline=1.0) as devices:
 
             async def step(device: Device, refs: Any, batch: Any) -> Any:
-                if device is other and not hung:
+                if device is devices[1] and not hung:
                     hung.append(device)
                     await hang(device)
                 return await train.gradient_step(loss)(device, refs, batch)
 
             async with train.open_data_parallel(
-                [one, other], step, params, train.AdamW(lr=0.01), shards=4, clip=1.0
+                devices, step, params, train.AdamW(lr=0.01), shards=4, clip=1.0
             ) as trainer:
-                losses = [made.loss async for made in trainer.run(data)]
-                return losses, await trainer.params(), trainer.statistics()
+                return await outcome(trainer, data)
 
     made = trio.run(program)
     same(calm, made)
@@ -281,21 +259,17 @@ def test_rank_lost_for_good() -> None:
     async def program() -> Any:
         rng = np.random.default_rng(1)
         data, params = batches(rng), model(rng)
-        async with open_system("test") as system:
-            devices = [
-                await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
-                for name in ("one", "other")
-            ]
+
+        async def harm(number: int) -> None:
+            if number == 2:
+                await devices[0].ref.stop()
+
+        async with system_of_two() as (_, devices):
             step = train.gradient_step(loss)
             async with train.open_data_parallel(
                 devices, step, params, train.AdamW(lr=0.01), shards=4, clip=1.0
             ) as trainer:
-                losses = []
-                async for made in trainer.run(data):
-                    losses.append(made.loss)
-                    if made.number == 2:
-                        await devices[0].ref.stop()
-                return losses, await trainer.params(), trainer.statistics()
+                return await outcome(trainer, data, harm)
 
     made = trio.run(program)
     same(calm, made)

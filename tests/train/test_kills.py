@@ -7,14 +7,13 @@ come back from an earlier kill, or while a snapshot is taken.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import Device, open_device, train
+from atomr_accel import Device, train
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import kill_host
 
@@ -98,20 +97,12 @@ class Killer:
 
 async def hurt(opening: Any, width: int, kills: int) -> tuple[list[float], Any, Any, Counter[int]]:
     """Losses, parameters and statistics of a run through kills."""
-    async with AsyncExitStack() as stack:
-        devices = [
-            await stack.enter_async_context(
-                open_device(
-                    *(0,),
-                    backend="cpu",
-                    isolation="process",
-                    backoff=Backoff(base=0.01, maximum=0.1),
-                )
-            )
-            for _ in range(RANKS)
-        ]
+    backoff = Backoff(base=0.01, maximum=0.1)
+    async with (
+        parted.devices_of(RANKS, process=True, backoff=backoff) as devices,
+        opening(devices) as trainer,
+    ):
         killer = Killer(devices, np.random.default_rng(kills), kills)
-        trainer = await stack.enter_async_context(opening(devices))
         losses: list[float] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(killer.run)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import DeviceLost, open_system, train
+from atomr_accel import DeviceLost, train
 from atomr_accel.testing import kill_host
 
 from .checks import loss, model
-from .parted import devices_of, equal
+from .parted import count_steps, devices_of, equal, system_of_two
 
 SGD = train.SGD(lr=0.02, momentum=0.5)
 STEP = train.gradient_step(loss)
@@ -106,13 +106,7 @@ async def test_staleness_is_bounded_while_a_step_is_being_written() -> None:
         trio.open_nursery() as nursery,
     ):
         counts = [0]
-
-        async def count() -> None:
-            while True:
-                await trio.lowlevel.checkpoint()
-                counts.append(server.steps)
-
-        nursery.start_soon(count)
+        nursery.start_soon(count_steps, server, counts)
         made = [each async for each in server.run(batches(30))]
         nursery.cancel_scope.cancel()
     assert max(each.staleness for each in made) <= 1
@@ -144,25 +138,23 @@ async def test_kills(hurt: int) -> None:
 
 async def test_device_lost_for_good() -> None:
     """The model moves to another device, and batches go on."""
-    async with open_system("test") as system:
-        devices = [
-            await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
-            for name in ("one", "other")
-        ]
-        async with train.open_parameter_server(
+    async with (
+        system_of_two() as (system, devices),
+        train.open_parameter_server(
             devices, STEP, start(), SGD, staleness=1, snapshot_every=3, system=system
-        ) as server:
-            assert server.ref.path.startswith("/")
-            made = []
-            async for each in server.run(batches(8)):
-                made.append(each)
-                if len(made) == 4:
-                    await devices[0].ref.stop()
-            assert len(made) == 8
-            assert server.statistics().ranks == (1,)
-            await devices[1].ref.stop()
-            with pytest.raises(DeviceLost):
-                await server.make_step(batches(1)[0])
+        ) as server,
+    ):
+        assert server.ref.path.startswith("/")
+        made = []
+        async for each in server.run(batches(8)):
+            made.append(each)
+            if len(made) == 4:
+                await devices[0].ref.stop()
+        assert len(made) == 8
+        assert server.statistics().ranks == (1,)
+        await devices[1].ref.stop()
+        with pytest.raises(DeviceLost):
+            await server.make_step(batches(1)[0])
 
 
 async def test_refused(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import open_system, train
+from atomr_accel import train
 from atomr_accel.testing import poison
 from atomr_accel.train._pipeline_parallel import one_forward_one_backward
 
 from ..harness import sized
-from .parted import STEPS, close, devices_of, equal, on_one_device, points
+from .parted import STEPS, close, devices_of, equal, on_one_device, outcome, points, system_of_two
 from .pipelined import first, last, middle, stages
 
 
@@ -53,8 +53,7 @@ async def trained(ranks: int, fault: tuple[int, int, int] | None = None, **optio
             ADAMW,
             **{"micro_batches": 4, "clip": 1.0, "snapshot_every": 2, **options},
         ) as trainer:
-            losses = [made.loss async for made in trainer.run(data)]
-            return losses, await trainer.params(), trainer.statistics()
+            return await outcome(trainer, data)
 
 
 async def test_equals_one_device() -> None:
@@ -115,20 +114,18 @@ def test_rank_lost_for_good() -> None:
         rng = np.random.default_rng(1)
         data, params = points(rng), stages(rng)
         every: list[Any] = [first, middle, last]
-        async with open_system("test") as system:
-            devices = [
-                await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
-                for name in ("one", "other")
-            ]
-            async with train.open_pipeline_parallel(
+
+        async def harm(number: int) -> None:
+            if number == 1:
+                await devices[1].ref.stop()
+
+        async with (
+            system_of_two() as (_, devices),
+            train.open_pipeline_parallel(
                 devices, every, params, ADAMW, micro_batches=4, clip=1.0
-            ) as trainer:
-                losses = []
-                async for made in trainer.run(data):
-                    losses.append(made.loss)
-                    if made.number == 1:
-                        await devices[1].ref.stop()
-                return losses, await trainer.params(), trainer.statistics()
+            ) as trainer,
+        ):
+            return await outcome(trainer, data, harm)
 
     made = trio.run(program)
     equal(trio.run(trained, 2), made)

@@ -13,7 +13,7 @@ from atomr_accel import train
 from atomr_accel.testing import poison
 
 from ..harness import sized
-from .parted import STEPS, close, devices_of, equal, on_one_device, points
+from .parted import STEPS, close, devices_of, equal, on_one_device, outcome, points
 from .split import cut_loss, model, split
 
 ADAMW = train.AdamW(lr=0.02)
@@ -47,8 +47,7 @@ async def trained(
             *(devices, function, params, ADAMW),
             **{"split": split, "parts": parts, "clip": 1.0, "snapshot_every": 2, **options},
         ) as trainer:
-            losses = [made.loss async for made in trainer.run(data)]
-            return losses, await trainer.params(), trainer.statistics()
+            return await outcome(trainer, data)
 
 
 async def test_equals_one_device() -> None:

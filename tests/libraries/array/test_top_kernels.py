@@ -25,6 +25,7 @@ from atomr_accel.libraries.array.wire.indexing import (
 from atomr_accel.wire import PLACE
 
 from ... import seeds
+from ..compiling import check_compiles
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .pretend import pointer, template_of
 
@@ -275,12 +276,7 @@ def test_histograms_by_templates(cuda: CudaIndexing) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
     names = [(TOPS, name) for name in top_names()] + [(NUMBERS, name) for name in number_names()]
     names += [(DISTINCT, name) for name in distinct_names()]
     for source, name in names if capability == (9, 0) else names[::5]:
-        image, lowered, log = compile_cubin(source.text, name, (), capability)
-        assert image[:4] == b"\x7fELF"
-        assert lowered
-        assert "warning" not in log, log
+        check_compiles(source.text, name, capability=capability)

@@ -42,8 +42,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
     for module in (_cuda_handle, _cuda):
         monkeypatch.setattr(module, "load_cublas", lambda: library)
     monkeypatch.setattr(_cuda_kernels, "Kernels", FakeKernels)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaBlas.__module__}:FakeCudaBlas")
+    FakeCudaBlas.install(monkeypatch, LANE)
     return Fakes(library, driver)
 
 

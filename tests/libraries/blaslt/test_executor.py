@@ -12,9 +12,9 @@ from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.blaslt._facade import LANE
 
-from ...fakes.cublas import FakeContext
 from ...fakes.cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
 from ...fakes.driver import FakeDriver
+from ...fakes.vendor import FakeContext
 from ..conformance import check, conform, dtype_of, on_cuda
 from ..host_kernels import compile_kernels, needs_compiler, on_host
 from .rows import E2M1, E4M3, OPERATIONS
@@ -29,9 +29,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeLt:
     fake = FakeLt()
     fake.events = FakeEvents(driver, fake)
     monkeypatch.setattr(_cuda, "load_cublaslt", lambda: fake)
-    assert isinstance(LANE.executors, dict)
-    executor = f"{FakeCudaBlasLt.__module__}:FakeCudaBlasLt"
-    monkeypatch.setitem(LANE.executors, "cpu", executor)
+    FakeCudaBlasLt.install(monkeypatch, LANE)
     return fake
 
 

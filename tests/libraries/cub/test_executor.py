@@ -171,9 +171,7 @@ def linker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: FakeDriver) 
 @pytest.fixture
 def on_fake(linker: fakes.Linker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU backend runs the executor for CUDA, and its programs send C++."""
-    for lane in (LANE, BUILDER, WAITING):
-        assert isinstance(lane.executors, dict)
-        monkeypatch.setitem(lane.executors, "cpu", f"{fakes.__name__}:FakeCudaCub")
+    fakes.FakeCudaCub.install(monkeypatch, LANE, BUILDER, WAITING)
     # Where kernels are Python functions, no source is sent.
     monkeypatch.setattr(_operators, "_in_python", lambda _device: False)
 

@@ -23,6 +23,7 @@ from atomr_accel.libraries.fft.host._source import (
 from atomr_accel.libraries.fft.wire._plan import BufferOffset, Dim, Move
 
 from ... import seeds
+from ..compiling import check_compiles
 from ..conformance import dtype_of
 from ..host_kernels import compile_kernels, needs_compiler, on_host, with_pointers
 
@@ -173,18 +174,12 @@ def test_frequencies(kernels: Any, n: int) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
     names = ["frequencies", *(f"roll<{element}>" for element in BY_SIZE.values())]
     targets = ("float16x2", "bfloat16x2", "float32", "float64", "complex64", "complex128")
     pairs = zip(ELEMENTS, itertools.cycle(targets))
     names += [move_name(a_move(*pair), 1) for pair in pairs]
     names.append(move_name(a_move("complex64", "complex64"), 2**31))
-    for name in names:
-        image, lowered, log = compile_cubin(SOURCE.text, name, (), capability)
-        assert image[:4] == b"\x7fELF"
-        assert lowered
-        assert "warning" not in log
+    check_compiles(SOURCE.text, *names, capability=capability)
 
 
 @pytest.mark.headers

@@ -15,10 +15,11 @@ from atomr_accel.libraries.linalg.host import _cuda
 from atomr_accel.libraries.linalg.host._sizes import WorkspaceSizes
 
 from ... import seeds
-from ...fakes.cublas import FakeContext, FakeLibrary
+from ...fakes.cublas import FakeLibrary
 from ...fakes.cusolver import FakeCudaSolver, FakeKernels, FakeSolverLibrary, array_on_the_cpu
 from ...fakes.driver import FakeDriver
 from ...fakes.lapack import integers, memory
+from ...fakes.vendor import FakeContext
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS
 
@@ -35,8 +36,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLi
     monkeypatch.setattr(_cuda, "CudaArrayExecutor", array_on_the_cpu)
     monkeypatch.setattr(_cuda, "Kernels", FakeKernels)
     monkeypatch.setattr(FakeKernels, "launched", solver.called)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSolver.__module__}:FakeCudaSolver")
+    FakeCudaSolver.install(monkeypatch, LANE)
     return solver
 
 

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeDss:
     fake = FakeDss()
     monkeypatch.setattr(_direct_cuda, "load_cudss", lambda: fake)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaDirect.__module__}:FakeCudaDirect")
+    FakeCudaDirect.install(monkeypatch, LANE)
     return fake
 
 

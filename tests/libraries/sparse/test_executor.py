@@ -28,8 +28,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSparseLi
 
     fake = FakeSparseLibrary()
     monkeypatch.setattr(_cuda_handle, "load_cusparse", lambda: fake)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSparse.__module__}:FakeCudaSparse")
+    FakeCudaSparse.install(monkeypatch, LANE)
     return fake
 
 

@@ -26,8 +26,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSparseLt
     fake = FakeSparseLt()
     fake.room = lambda pointer: len(driver.held[pointer])
     monkeypatch.setattr(_cuda, "load_cusparselt", lambda: fake)
-    assert isinstance(LANE.executors, dict)
-    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSparseLt.__module__}:FakeCudaSparseLt")
+    FakeCudaSparseLt.install(monkeypatch, LANE)
     return fake
 
 

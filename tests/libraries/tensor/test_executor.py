@@ -33,9 +33,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeTensors:
     monkeypatch.setattr(_cuda, "load_cutensor", lambda: fake)
     monkeypatch.setattr(_cuda, "_version", lambda _library: 20000)
     monkeypatch.setattr(_cuda, "_compute_type", lambda _library, _name: 1)
-    assert isinstance(LANE.executors, dict)
-    executor = f"{FakeCudaTensors.__module__}:FakeCudaTensors"
-    monkeypatch.setitem(LANE.executors, "cpu", executor)
+    FakeCudaTensors.install(monkeypatch, LANE)
     found: FakeTensors = fake
     return found
 

@@ -25,6 +25,7 @@ from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_
 from atomr_accel.libraries.dnn.wire._graph import DnnGraph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 
+from ...compiling import check_all_compile, check_compiles
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
 
@@ -400,24 +401,19 @@ def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_norms() -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    for name in (
+    names = (
         "forward<h16, float, float>",
         "backward_input<b16, b16, float>",
         "backward_parameters<double, double, double>",
-    ):
-        assert compile_cubin(_own_norms.SOURCE.text, name, (), (9, 0))[0][:4] == b"\x7fELF"
+    )
+    check_compiles(_own_norms.SOURCE.text, *names, warned=True)
 
 
 @pytest.mark.headers
 @pytest.mark.parametrize("name", ["forward", "images", "filters"])
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    for types in ("double, double", "float, h16"):
-        image, *_ = compile_cubin(_own_convs.SOURCE.text, f"{name}<{types}>", (), (9, 0))
-        assert image[:4] == b"\x7fELF"
+    names = [f"{name}<{types}>" for types in ("double, double", "float, h16")]
+    check_compiles(_own_convs.SOURCE.text, *names, warned=True)
 
 
 @pytest.mark.headers
@@ -430,17 +426,11 @@ def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     ],
 )
 def test_nvrtc_compiles_the_products(types: str) -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    source = _own_products.SOURCE.text
-    assert compile_cubin(source, f"multiply<{types}>", (), (9, 0))[0][:4] == b"\x7fELF"
+    check_compiles(_own_products.SOURCE.text, f"multiply<{types}>", warned=True)
 
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_node() -> None:
-    """All of them in one program, because a program takes long to begin with."""
-    from atomr_accel.executors.compiler import compile_cubin
-
     nodes = []
     for op in _own_nodes.OPERATIONS:
         types = ["float16"] * (1 + len(NODES[op].inputs))
@@ -449,12 +439,8 @@ def test_nvrtc_compiles_every_node() -> None:
         types = ["float16", *["int32"] * len(NODES[op].inputs)]
         nodes.append(pointwise_name(op, "uint64", "int32", types))
     modes = [reduction_name(mode, "float32", ["float32", "bfloat16"]) for mode in REDUCTIONS]
-    for source, names in ((_own_nodes.POINTWISE, nodes), (_own_nodes.REDUCTIONS, modes)):
-        uses = "\n".join(f"  at[{n}] = (void*){name};" for n, name in enumerate(names))
-        text = f"{source.text}\n__global__ void every(void** at) {{\n{uses}\n}}\n"
-        image, _, log = compile_cubin(text, "every", (), (9, 0))
-        assert image[:4] == b"\x7fELF"
-        assert "warning" not in log
+    check_all_compile(_own_nodes.POINTWISE, nodes)
+    check_all_compile(_own_nodes.REDUCTIONS, modes)
     assert set(C_TYPES) >= set(DTYPES)
 
 

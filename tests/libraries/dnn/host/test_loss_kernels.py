@@ -19,6 +19,7 @@ from atomr_accel.libraries.dnn.host._cuda_losses import SOURCE, CudaLosses, loss
 from atomr_accel.libraries.dnn.host._cuda_routines import Descriptors
 
 from ....fakes.cudnn_routines import FakeRoutines
+from ...compiling import check_all_compile
 from ...conformance import conform, on_cuda
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from ..rows.losses import OPERATIONS
@@ -185,12 +186,4 @@ async def test_cudnn_is_asked_what_it_can_answer(device: Device, library: FakeRo
 
 @pytest.mark.headers
 def test_nvrtc_compiles_them() -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    uses = "\n".join(
-        f"  at[{number}] = (void*){name};" for number, name in enumerate(instances(256))
-    )
-    text = f"{SOURCE.text}\n__global__ void every(void** at) {{\n{uses}\n}}\n"
-    image, _, log = compile_cubin(text, "every", (), (9, 0))
-    assert image[:4] == b"\x7fELF"
-    assert "warning" not in log
+    check_all_compile(SOURCE, instances(256))

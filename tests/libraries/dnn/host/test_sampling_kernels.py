@@ -15,6 +15,7 @@ from atomr_accel.libraries.dnn.host import _cuda_sampling
 from atomr_accel.libraries.dnn.host._cpu import CpuDnn
 from atomr_accel.libraries.dnn.host._cuda_sampling import SOURCE, CudaSampling, sampling_name
 
+from ...compiling import check_all_compile
 from ...conformance import conform, on_cuda
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from ..routines import test_sampling
@@ -103,10 +104,4 @@ async def test_indices_that_are_not_there(device: Device) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_them() -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    uses = "\n".join(f"  at[{number}] = (void*){name};" for number, name in enumerate(instances()))
-    text = f"{SOURCE.text}\n__global__ void every(void** at) {{\n{uses}\n}}\n"
-    image, _, log = compile_cubin(text, "every", (), (9, 0))
-    assert image[:4] == b"\x7fELF"
-    assert "warning" not in log
+    check_all_compile(SOURCE, instances())

@@ -27,6 +27,7 @@ from atomr_accel.libraries.dnn.wire.sequence_messages import (
     encode_derived,
 )
 
+from ...compiling import check_instances_compile
 from ...conformance import dtype_of
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 
@@ -302,19 +303,7 @@ def test_dropout(both: Both, dtype: str, offset: int) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_kernel() -> None:
-    from atomr_accel.executors.compiler import compile_cubin
-
-    lines = []
-    for name, members in instances().items():
-        types = ", ".join(member.rpartition(" ")[0] for member in members.split(";"))
-        if "<" in name:
-            lines.append(f"template __global__ void {name}({types});")
-    source = "\n".join([SOURCE.text, *lines])
-    image, lowered, log, *_ = compile_cubin(source, "derive", (), (9, 0))
-    assert image[:4] == b"\x7fELF"
-    assert "derive" in lowered
-    assert "error" not in log
-    assert image.count(b".text.") >= len(lines)
+    assert "derive" in check_instances_compile(SOURCE, instances(), "derive")
 
 
 def test_arguments_are_laid_out_as_c_does() -> None:
