@@ -154,9 +154,11 @@ async def test_no_request_is_at_fault_if_somebody_kills_the_host() -> None:
             await _all(model, _request(1))
 
 
-def _reported(task: str, *, certain: bool = False) -> ContextPoisoned:
+def _reported(
+    task: str, *, certain: bool = False, kind: type[ContextPoisoned] = ContextPoisoned
+) -> ContextPoisoned:
     """Return a fault in whose report an op of a task comes first, and one of the step later."""
-    error = _fault()
+    error = kind("a fault", generation=1, status=700, status_name="ILLEGAL", op="op")
     mine = trio.lowlevel.current_task().name
     ops = [
         ReportedOp(seq=at, name="op", lane="blas", task=each)
@@ -189,9 +191,12 @@ async def test_no_request_is_at_fault_if_another_task_may_be() -> None:
         assert model.statistics().faults == 3
 
 
+@pytest.mark.parametrize("hung", [False, True])
 @cpu_only
-async def test_a_request_is_at_fault_if_ops_in_flight_are_those_of_steps() -> None:
+async def test_a_request_is_at_fault_if_nobody_else_may_be(hung: bool) -> None:
     def before(_work: StepWork) -> None:
+        if hung:  # others wait behind it
+            raise _reported("other", kind=KernelHung)
         raise _reported(trio.lowlevel.current_task().name)
 
     async with _opened(before=before) as model:
