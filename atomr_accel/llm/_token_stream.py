@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+    from ._token_text import TokenText
+
 _UNKNOWN: Final = "\ufffd"
 """A character in place of bytes that are none, or not yet."""
 
@@ -23,12 +25,14 @@ class Detokenizer:
 
     Args:
         tokenizer: of the package ``tokenizers``.
+        special: whether special tokens have their texts.
     """
 
-    __slots__ = ("_before", "_first", "_read", "_sent", "_tokenizer", "_tokens")
+    __slots__ = ("_before", "_first", "_read", "_sent", "_special", "_tokenizer", "_tokens")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._tokens: list[int] = []
         # Tokens from ``first`` to ``read`` are decoded again as the context of later ones:
         # a space is dropped at the beginning of a text alone.
@@ -64,8 +68,47 @@ class Detokenizer:
         return self._decode(self._tokens[self._first :])[self._before :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not self._special)
         return text
+
+
+class TokenPlaces:
+    """Places of tokens in a text, in characters: where the text of each begins.
+
+    A character's parts all have its place. A token without text has the place of what follows.
+
+    Args:
+        tokens: the tokens.
+        echo: the prompt, if the text begins with it.
+    """
+
+    __slots__ = ("_at", "_echo", "_generated", "_prompt", "_tokens")
+
+    def __init__(self, tokens: TokenText, echo: str = "") -> None:
+        self._tokens = tokens
+        self._echo = echo
+        self._at = 0
+        self._prompt = Detokenizer(tokens.tokenizer, special=True)
+        self._generated: Detokenizer | None = None
+
+    def of_prompt(self, token: int) -> int:
+        """Return the place of the prompt's next token."""
+        at = self._at
+        special = self._tokens.special.get(token)
+        # One that the text does not have was added to it, such as one that begins every text.
+        # Decoding may put a space before it.
+        if special is None or special in self._echo[at : at + len(special) + 1]:
+            self._at = min(at + len(self._prompt.add(token)), len(self._echo))
+        return at
+
+    def of_generated(self, token: int) -> int:
+        """Return the place of the next generated token."""
+        if self._generated is None:
+            self._generated = Detokenizer(self._tokens.tokenizer)
+            self._at = len(self._echo)
+        at = self._at
+        self._at += len(self._generated.add(token))
+        return at
 
 
 class StopTexts:

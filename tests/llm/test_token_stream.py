@@ -6,7 +6,8 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.llm._token_stream import Detokenizer, StopTexts
+from atomr_accel.llm._token_stream import Detokenizer, StopTexts, TokenPlaces
+from atomr_accel.llm._token_text import TokenText
 
 from .byte_tokenizer import byte_tokenizer
 
@@ -65,6 +66,36 @@ def test_bytes_that_are_no_characters_are_not_waited_for() -> None:
     assert broken is not None
     pieces = [stream.add(broken) for _ in range(500)]
     assert len("".join(pieces)) >= 490
+
+
+def test_places_are_where_texts_begin() -> None:
+    places = TokenPlaces(TokenText(SPACED))
+    tokens = [0, 1, 2, 0, 3]
+    assert SPACED.decode(tokens) == "a bcd"
+    assert [places.of_generated(token) for token in tokens] == [0, 0, 1, 4, 4]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "bc": 1}, "a"))
+    places = TokenPlaces(TokenText(words))
+    assert words.decode([1, 0, 1]) == "bc a bc"
+    assert [places.of_generated(token) for token in (1, 0, 1)] == [0, 2, 4]
+
+
+def test_places_in_a_prompt_leave_out_tokens_that_were_added_to_it() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "bc": 1}, "a"))
+    places = TokenPlaces(TokenText(SPACED), "a bcd")
+    assert [places.of_prompt(token) for token in (0, 1, 2, 3)] == [0, 0, 1, 4]
+    # What is generated begins a text of its own.
+    assert [places.of_generated(token) for token in (2, 3, 0)] == [5, 7, 8]
+    tokens = [0, 1, 0, 3]
+    echo = SPACED.decode(tokens, skip_special_tokens=False)
+    assert echo == "<end> a<end>d"
+    places = TokenPlaces(TokenText(SPACED), echo)
+    assert [places.of_prompt(token) for token in tokens] == [0, 5, 7, 12]
+    places = TokenPlaces(TokenText(SPACED), echo)  # one is added before the one that the text has
+    assert [places.of_prompt(token) for token in (0, *tokens)] == [0, 5, 5, 7, 12]
+    words.add_special_tokens(["</s>"])
+    assert words.decode([0, 2, 1], skip_special_tokens=False) == "a </s> bc"
+    places = TokenPlaces(TokenText(words), "a </s> bc")
+    assert [places.of_prompt(token) for token in (2, 0, 2, 1)] == [0, 0, 1, 6]
 
 
 TEXTS = st.text("ab ", max_size=12)
