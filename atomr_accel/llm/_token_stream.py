@@ -26,14 +26,18 @@ class Detokenizer:
     Args:
         tokenizer: of the package ``tokenizers``.
         special: whether special tokens have their texts.
+
+    Attributes:
+        held: characters that may be incomplete, and are not given yet.
     """
 
-    __slots__ = ("_before", "_first", "_read", "_sent", "_special", "_tokenizer", "_tokens")
+    __slots__ = ("_before", "_first", "_read", "_sent", "_special", "_tokenizer", "_tokens", "held")
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = special
         self._tokens: list[int] = []
+        self.held = ""
         # Tokens from ``first`` to ``read`` are decoded again as the context of later ones:
         # a space is dropped at the beginning of a text alone.
         self._first = self._read = 0
@@ -48,6 +52,7 @@ class Detokenizer:
         if len(self._tokens) - self._first > _LONGEST:
             held = 0
         found = new[self._sent : len(new) - held]
+        self.held = new[len(new) - held :]
         self._sent += len(found)
         if new and not held:
             self._first, self._read = self._read, len(self._tokens)
@@ -93,12 +98,12 @@ class TokenPlaces:
 
     def of_prompt(self, token: int) -> int:
         """Return the place of the prompt's next token."""
-        at = self._at
+        at = self._at + len(self._prompt.held)
         special = self._tokens.special.get(token)
         # One that the text does not have was added to it, such as one that begins every text.
         # Decoding may put a space before it.
         if special is None or special in self._echo[at : at + len(special) + 1]:
-            self._at = min(at + len(self._prompt.add(token)), len(self._echo))
+            at = min(self._next(self._prompt, token), len(self._echo))
         return at
 
     def of_generated(self, token: int) -> int:
@@ -106,8 +111,17 @@ class TokenPlaces:
         if self._generated is None:
             self._generated = Detokenizer(self._tokens.tokenizer)
             self._at = len(self._echo)
-        at = self._at
-        self._at += len(self._generated.add(token))
+        return self._next(self._generated, token)
+
+    def _next(self, text: Detokenizer, token: int) -> int:
+        before = text.held
+        found = text.add(token)
+        after = found + text.held
+        unknown = len(after) - len(after.lstrip(_UNKNOWN))
+        at = self._at + min(len(before), unknown)  # the others have become a character
+        self._at += len(found)
+        if before and after == before and token not in self._tokens.special:
+            at -= bool(self._tokens(token)[1])  # a part of the last character
         return at
 
 

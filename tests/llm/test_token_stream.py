@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atomr_accel.llm._token_stream import Detokenizer, StopTexts, TokenPlaces
 from atomr_accel.llm._token_text import TokenText
 
-from .byte_tokenizer import byte_tokenizer
+from .byte_tokenizer import END, byte_tokenizer
 
 
 def _spaced() -> tokenizers.Tokenizer:
@@ -77,6 +77,22 @@ def test_places_are_where_texts_begin() -> None:
     places = TokenPlaces(TokenText(words))
     assert words.decode([1, 0, 1]) == "bc a bc"
     assert [places.of_generated(token) for token in (1, 0, 1)] == [0, 2, 4]
+
+
+CHARACTERS = st.sampled_from([*(letter.encode() for letter in LETTERS), b"\xff", b"\x80"])
+"""Characters, and bytes that are none."""
+
+
+@given(st.lists(CHARACTERS, max_size=12), st.booleans())
+@settings(max_examples=60)
+@example([b"\xa1", b"\xf2", b"c"], False)
+def test_all_bytes_of_a_character_have_its_place(characters: list[bytes], prompt: bool) -> None:
+    text = TokenText(byte_tokenizer())
+    known = {text(token)[1]: token for token in range(319, END, -1)}
+    places = TokenPlaces(text, b"".join(characters).decode(errors="replace") if prompt else "")
+    place = places.of_prompt if prompt else places.of_generated
+    for at, character in enumerate(characters):
+        assert {place(known[bytes([byte])]) for byte in character} == {at}
 
 
 def test_places_in_a_prompt_leave_out_tokens_that_were_added_to_it() -> None:
