@@ -38,9 +38,9 @@ class SamplingOptions:
             batch, and after a fault. None draws one.
         stop: texts that end the stream, and are not part of it. None of them is empty, and they
             need a tokenizer.
-        max_tokens: the most tokens to generate; None leaves it to the context. What is beyond the
-            context is cut: the stream ends there with ``"length"``. Over HTTP that is status 400. 0
-            needs ``prompt_logprobs``.
+        max_tokens: the most tokens to generate; None leaves it to the context. More than
+            the context has room for is cut: the stream ends there with ``"length"``. Over HTTP that
+            is status 400. 0 needs ``prompt_logprobs``.
         logprobs: the number of most likely tokens beside each one, from 0 to 100; None gives no
             logprobs.
         prompt_logprobs: the same for the tokens of the prompt: the stream begins with a piece for

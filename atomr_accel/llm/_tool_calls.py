@@ -23,7 +23,7 @@ _HEAD: Final = re.compile(
 )
 """The beginning of a call's JSON, from which its name is known."""
 _NONE: Final = object()
-"""What stands for the value of text that is no JSON."""
+"""The value of any other text than JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ToolCallFinder:
         """Return the rest: no more text comes.
 
         A call without its last mark counts: a model may stop right after the JSON. So does the
-        beginning of a call with its name. What comes before the name is dropped.
+        beginning of a call with its name. A beginning without the name is dropped.
         """
         rest, self._held = self._held, ""
         part: str | CalledTool = rest

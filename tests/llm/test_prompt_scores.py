@@ -253,8 +253,9 @@ async def test_offsets_leave_out_special_tokens_and_any_row_may_be_asked_for(
         between = len(text + special)
         ends = [between, between + len(text), between + len(text)]
         assert choice["logprobs"]["text_offset"] == [0, len(text), *ends]
-        for more in ({"logit_bias": {str(model.vocabulary): 1}}, {"prompt": [model.vocabulary]}):
-            given = {"model": "toy", "prompt": "a", **more}
-            reply = await ask(server, "/v1/completions", given)
+        beyond = model.vocabulary
+        outside: list[dict[str, Any]] = [{"logit_bias": {str(beyond): 1}}, {"prompt": [beyond]}]
+        for more in outside:
+            reply = await ask(server, "/v1/completions", {"model": "toy", "prompt": "a", **more})
             assert (reply.status, reply.error["code"]) == (400, "invalid_value")
             assert f" of {next(iter(more))} must be" in reply.error["message"]

@@ -183,7 +183,7 @@ async def test_tool_calls_are_parsed_whole_and_streamed() -> None:
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
 async def test_a_call_that_is_cut_off_leaves_no_markup(finish: Any) -> None:
-    """By a stop text or by the limit: the client gets what has begun, or nothing."""
+    """By a stop text or by the limit: the client gets the beginning of a call, or no text."""
     for size, arguments in (
         (3, None),
         (20, None),
