@@ -6,17 +6,20 @@ order.
 
 from __future__ import annotations
 
-import codecs
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
 from ._openai import ApiError, Translated
 from ._requests import TokenPiece
+from ._token_stream import TokenPlaces
 from ._tool_calls import CalledTool, ToolCallFinder
+
+if TYPE_CHECKING:
+    from ._token_text import TokenText
 
 DONE: Final = b"data: [DONE]\n\n"
 """Last event of a stream."""
@@ -28,16 +31,15 @@ encode: Final = msgspec.json.Encoder().encode
 class _Choice:
     """A choice so far."""
 
-    def __init__(self, asked: Translated, index: int) -> None:
+    def __init__(self, asked: Translated, index: int, tokens: TokenText) -> None:
         self.index: Final = index
-        self.finder: Final = ToolCallFinder(asked.tools) if asked.tools else None
+        only = asked.grammar_field == "tool_choice"
+        self.finder: Final = ToolCallFinder(asked.tools, only=only) if asked.tools else None
         self.text: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.prompt = len(asked.requests[index].prompt)  # pieces of it that are still to come
         self.scores: list[dict[str, Any]] = []
-        # Characters of tokens so far: a character's parts all stand at its place.
-        self.offset = 0
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.places: Final = TokenPlaces(tokens, asked.echo[index] if asked.echo else "")
         self.begun = False
         self.finish: str | None = None
         self.pieces = 0
@@ -50,16 +52,15 @@ class ModelAnswer:
     Args:
         asked: the request.
         model: the model's name.
-        token_text: returns a token's own text and bytes, for logprobs.
+        token_text: the texts of single tokens, for logprobs.
     """
 
-    def __init__(
-        self, asked: Translated, model: str, token_text: Callable[[int], tuple[str, bytes]]
-    ) -> None:
+    def __init__(self, asked: Translated, model: str, token_text: TokenText) -> None:
         self._asked: Final = asked
         self._token_text: Final = token_text
         self.id: Final = ("chatcmpl-" if asked.chat else "cmpl-") + secrets.token_hex(14)
-        self._choices: Final = [_Choice(asked, index) for index in range(len(asked.requests))]
+        count = len(asked.requests)
+        self._choices: Final = [_Choice(asked, index, token_text) for index in range(count)]
         self._head: Final[dict[str, Any]] = {
             "id": self.id,
             "object": ("chat.completion" if asked.chat else "text_completion"),
@@ -205,8 +206,9 @@ class ModelAnswer:
             "refusal": None,
             "annotations": [],
         }
-        if choice.calls:
+        if choice.calls or (choice.finder is not None and choice.finder.dropped):
             message["content"] = text or None
+        if choice.calls:
             # In a stream calls are numbered, in a message they are in order.
             message["tool_calls"] = [
                 {name: value for name, value in call.items() if name != "index"}
@@ -253,7 +255,7 @@ class ModelAnswer:
             return [piece.text] if piece.text else []
         parts = choice.finder.add(piece.text)
         if piece.finish is not None:
-            parts += choice.finder.end(cut=piece.finish == "length")
+            parts += choice.finder.end()
         return parts
 
     def _call(self, call: CalledTool) -> dict[str, Any]:
@@ -265,7 +267,9 @@ class ModelAnswer:
         }
 
     def _finish(self, choice: _Choice, piece: TokenPiece) -> str | None:
-        called = choice.finder is not None and choice.finder.found > 0
+        finder = choice.finder
+        # Clients run the calls of this reason, so none may be a beginning alone.
+        called = finder is not None and finder.found > 0 and not finder.begun
         return "tool_calls" if called and piece.finish == "stop" else piece.finish
 
     def _scores(self, choice: _Choice, piece: TokenPiece) -> dict[str, Any] | None:
@@ -282,9 +286,9 @@ class ModelAnswer:
 
     def _text_scores(self, choice: _Choice, piece: TokenPiece) -> dict[str, Any]:
         """Return a token's scores in the form of completions: none for a prompt's first token."""
-        text, content = self._token_text(piece.token)
-        offset = choice.offset
-        choice.offset += len(choice.decoder.decode(content))
+        text, _ = self._token_text(piece.token)
+        places = choice.places
+        offset = (places.of_prompt if piece.prompt else places.of_generated)(piece.token)
         logprob: float | None = None
         tops: dict[str, float] | None = None
         if piece.logprob is not None:

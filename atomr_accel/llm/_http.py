@@ -55,6 +55,8 @@ _ID: Final = "x-request-id"
 class ServerLimits:
     """Limits of a server of a language model.
 
+    After status 408, 413 and 431 the connection is closed.
+
     Attributes:
         requests: choices that are generated or wait at a time; more get status 429.
         requests_per_key: the same for one key; None for no such limit.

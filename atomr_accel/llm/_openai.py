@@ -16,6 +16,7 @@ import msgspec
 
 from .._errors import AccelError
 from ._requests import SamplingOptions, TokenRequest
+from ._sampler import HUGE
 from ._tool_calls import BEGIN, END
 
 _LONGEST_MESSAGE: Final = 2000
@@ -73,10 +74,6 @@ class PromptMaker(Protocol):
     def context(self) -> int:
         """Tokens that a sequence may have."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that there are."""
-
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text."""
 
@@ -97,6 +94,7 @@ class StreamOptions(_RequestPart, frozen=True):
     """Options of streams: a last event tells how many tokens there were."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class TextPart(_RequestPart, frozen=True):
@@ -130,7 +128,8 @@ class ChatMessage(_RequestPart, frozen=True):
     name: str | None = None
     tool_calls: list[EarlierToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
+    # Answers have these; they are about an earlier text, which templates do not render.
+    annotations: list[Any] | None = None
 
 
 class FunctionTool(_RequestPart, frozen=True):
@@ -189,6 +188,9 @@ class StructuredOutputs(_RequestPart, frozen=True):
 _Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+_LAST_TOKEN: Final = 2**31 - 1
+"""The last token of any model. The model itself knows how many it has."""
+_Token = Annotated[int, msgspec.Meta(ge=0, le=_LAST_TOKEN)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -203,17 +205,19 @@ class _Asked(_RequestPart, frozen=True, kw_only=True):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    logit_bias: dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
+    logit_bias: dict[_Token, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     # Extensions, as other servers of this API have them.
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
     min_p: _Unit | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=1 / HUGE, le=HUGE)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -234,6 +238,7 @@ class ChatRequest(_Asked, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    modalities: Annotated[list[Literal["text"]], msgspec.Meta(min_length=1)] | None = None
 
 
 class CompletionRequest(_Asked, frozen=True, kw_only=True):
@@ -243,6 +248,8 @@ class CompletionRequest(_Asked, frozen=True, kw_only=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
+    best_of: _Count | None = None
+    suffix: Literal[""] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +298,7 @@ def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
     if limit is None:
         limit, field = asked.max_tokens, "max_tokens"
     _check_length(prompt, limit, maker, "messages", field)
-    options = _options(asked, maker, limit, grammar or _grammar(asked, asked.response_format))
+    options = _options(asked, limit, grammar or _grammar(asked, asked.response_format))
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     options = replace(options, logprobs=logprobs)
     return _translated(
@@ -302,6 +309,8 @@ def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
 def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
     """Translate the body of a request for text that continues a prompt, or several."""
     asked = _decoded(body, CompletionRequest, maker)
+    if asked.best_of not in (None, asked.n or 1):
+        _refuse(f"best_of must be as n is, {asked.n or 1}, not {asked.best_of}", "best_of")
     several = _several(asked.prompt)
     prompts = [_prompt(each, maker) for each in several]
     for prompt in prompts:
@@ -310,7 +319,7 @@ def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated
     limit = 16 if asked.max_tokens is None else asked.max_tokens
     scored = asked.logprobs if asked.echo else None
     options = replace(
-        _options(asked, maker, limit, _grammar(asked, None)),
+        _options(asked, limit, _grammar(asked, None)),
         logprobs=asked.logprobs,
         prompt_logprobs=0 if scored is None and not limit else scored,
     )
@@ -325,7 +334,10 @@ def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated
 
 def _decoded(body: bytes, kind: type[R], maker: PromptMaker) -> R:
     try:
-        asked = msgspec.json.decode(body, type=kind)
+        try:
+            asked = msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            asked = msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -340,6 +352,23 @@ def _decoded(body: bytes, kind: type[R], maker: PromptMaker) -> R:
     if asked.stream_options is not None and not asked.stream:
         _refuse("stream_options must come with stream: true, not alone", "stream_options")
     return asked
+
+
+_VALUES: Final = frozenset(("logit_bias", "metadata", "parameters", "schema"))
+"""Fields whose objects have names of the client's choice."""
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a request without fields that are null: clients send these for any that are absent."""
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {
+            name: each if name in _VALUES else _without_nulls(each)
+            for name, each in value.items()
+            if each is not None
+        }
+    return value
 
 
 _WHERE: Final = re.compile(r"(?s)^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$")
@@ -412,25 +441,16 @@ def _several(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
 def _prompt(given: str | list[int], maker: PromptMaker) -> tuple[int, ...]:
     if isinstance(given, str):
         return tuple(maker.encode(given))
-    last = maker.vocabulary - 1
     for token in given:
-        if not 0 <= token <= last:
-            _refuse(f"prompt must have tokens from 0 to {last}, not {token}", "prompt")
+        if not 0 <= token <= _LAST_TOKEN:
+            _refuse(f"prompt must have tokens from 0 to {_LAST_TOKEN}, not {token}", "prompt")
     return tuple(given)
 
 
-def _options(
-    asked: _Asked, maker: PromptMaker, limit: int | None, grammar: str | None
-) -> SamplingOptions:
+def _options(asked: _Asked, limit: int | None, grammar: str | None) -> SamplingOptions:
     stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     if "" in stop:
         _refuse("stop must have texts that are not empty", "stop")
-    for token in asked.logit_bias or {}:
-        if not 0 <= token < maker.vocabulary:
-            _refuse(
-                f"logit_bias must have tokens from 0 to {maker.vocabulary - 1}, not {token}",
-                "logit_bias",
-            )
     chosen = {
         "temperature": asked.temperature,
         "top_k": asked.top_k,
@@ -503,13 +523,11 @@ def _message(at: int, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    if message.role == "assistant":
-        if content is None and not message.tool_calls:
-            _refuse(f"{where}.content must be text where there is no tool call", f"{where}.content")
-    else:
+    # An answer may be a call alone, or nothing where one was cut off.
+    if message.role != "assistant":
         if content is None:
             _refuse(f"{where}.content must be text, not null", f"{where}.content")
-        if message.tool_calls is not None:
+        if message.tool_calls:
             _refuse(
                 f"{where}.tool_calls must be the assistant's, not {message.role}'s",
                 f"{where}.tool_calls",

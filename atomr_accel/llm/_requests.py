@@ -16,25 +16,38 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class SamplingOptions:
     """Options for the choice of tokens from logits.
 
+    `LanguageModel.generate` checks the values, which are not checked here: one of the wrong kind
+    raises TypeError there, one out of range ValueError.
+
     Attributes:
-        temperature: a divisor of the logits; 0 takes the largest one.
-        top_k: the number of largest logits that stay; 0 keeps all.
-        top_p: the smallest set of tokens whose probabilities add up to this stays.
-        min_p: the least probability that stays, as a share of the largest one.
-        presence_penalty: subtracted from the logits of tokens that were generated.
-        frequency_penalty: subtracted once for each time that a token was generated.
-        repetition_penalty: divides positive logits of tokens that occurred, multiplies others.
-        logit_bias: numbers to add to logits, by token.
-        seed: the source of the choices. A seed gives the same tokens in any batch, and after a
-            fault.
-        stop: texts that end the stream, and are not part of it.
-        max_tokens: the most tokens to generate; None leaves it to the context. 0 needs
-            ``prompt_logprobs``.
-        logprobs: the number of most likely tokens beside each one; None gives no logprobs.
+        temperature: a divisor of the logits, 0 or more; 0 takes the largest one.
+        top_k: the number of largest logits that stay, 0 or more; 0 keeps all.
+        top_p: the smallest set of tokens whose probabilities add up to this stays; more than 0, at
+            most 1.
+        min_p: the least probability that stays, as a share of the largest one, from 0 to 1.
+        presence_penalty: subtracted from the logits of tokens that were generated; from -1e100 to
+            1e100.
+        frequency_penalty: subtracted once for each time that a token was generated; from -1e100 to
+            1e100.
+        repetition_penalty: divides positive logits of tokens that occurred, multiplies others; from
+            1e-100 to 1e100.
+        logit_bias: numbers to add to logits, by token: from -1e100 to 1e100, or minus infinity,
+            which excludes the token. Tokens are those of the model's vocabulary, which may have
+            more than its tokenizer.
+        seed: the source of the choices, of 64 bits with a sign. A seed gives the same tokens in any
+            batch, and after a fault. None draws one.
+        stop: texts that end the stream, and are not part of it. None of them is empty, and they
+            need a tokenizer.
+        max_tokens: the most tokens to generate; None leaves it to the context. More than
+            the context has room for is cut: the stream ends there with ``"length"``. Over HTTP that
+            is status 400. 0 needs ``prompt_logprobs``.
+        logprobs: the number of most likely tokens beside each one, from 0 to 100; None gives no
+            logprobs.
         prompt_logprobs: the same for the tokens of the prompt: the stream begins with a piece for
             each of them. None gives no such pieces.
         ignore_eos: generate further after the model's end of text.
-        grammar: a grammar of llguidance that the text follows, such as one of a JSON schema.
+        grammar: a grammar of llguidance that the text follows, such as one of a JSON schema. It
+            needs a tokenizer and end tokens.
     """
 
     temperature: float = 1.0
@@ -58,10 +71,13 @@ class SamplingOptions:
 class TokenRequest:
     """A request for tokens that continue a prompt.
 
+    `LanguageModel.generate` checks the values, which are not checked here: one of the wrong kind
+    raises TypeError there, one out of range ValueError.
+
     Attributes:
-        prompt: one token at least.
+        prompt: tokens of the model's vocabulary; at least one, and fewer than the context has.
         sampling: options for the choice of tokens.
-        priority: requests with a higher one go first.
+        priority: a whole number; requests with a higher one go first.
         key: requests of different keys get fair shares.
     """
 

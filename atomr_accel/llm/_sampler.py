@@ -30,6 +30,9 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 _MOST_LOGPROBS: Final = 100
 
+HUGE: Final = 1e100
+"""The most that changes a logit, by any option: sums and products stay finite."""
+
 _FEW: Final = 256
 """Most likely tokens among which those of ``top_p`` are looked for first."""
 
@@ -44,13 +47,13 @@ def check_sampling(options: SamplingOptions, vocabulary: int, *, texts: bool) ->
     whole(options.top_k, "top_k", least=0)
     real(options.top_p, "top_p", above=0, most=1)
     real(options.min_p, "min_p", least=0, most=1)
-    real(options.presence_penalty, "presence_penalty")
-    real(options.frequency_penalty, "frequency_penalty")
-    real(options.repetition_penalty, "repetition_penalty", above=0)
+    real(options.presence_penalty, "presence_penalty", least=-HUGE, most=HUGE)
+    real(options.frequency_penalty, "frequency_penalty", least=-HUGE, most=HUGE)
+    real(options.repetition_penalty, "repetition_penalty", least=1 / HUGE, most=HUGE)
     for token, bias in options.logit_bias.items():
         whole(token, "a token of logit_bias", least=0, most=vocabulary - 1)
         if bias != -math.inf:
-            real(bias, f"the bias of token {token} in logit_bias")
+            real(bias, f"the bias of token {token} in logit_bias", least=-HUGE, most=HUGE)
     if options.seed is not None:
         whole(options.seed, "seed", least=-LARGEST - 1, most=LARGEST)
     check_instance("stop", options.stop, tuple)
@@ -117,7 +120,10 @@ class GrammarCompiler:
 
 def _said(matcher: llguidance.LLMatcher) -> str:
     """Return an error without the state of llguidance's parser, which follows it."""
-    return str(matcher.get_error()).partition("\n<state>")[0]
+    said = str(matcher.get_error()).partition("\n<state>")[0]
+    if said == "NoExtensionBias":
+        return "no text follows it; a rule, or a $ref of a schema, may refer to itself without end"
+    return said
 
 
 class GrammarState:
@@ -252,7 +258,8 @@ class TokenSampler:
     def _weights(self, logits: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
         """Return the tokens that may be chosen, in order, and numbers like their probabilities."""
         options = self._options
-        logits = (logits - logits.max()) / options.temperature
+        with np.errstate(over="ignore"):  # by a tiny temperature
+            logits = (logits - logits.max()) / options.temperature
         # Below -745 exp gives 0.
         least = max(-745.0, math.log(options.min_p) if options.min_p else -math.inf)
         tokens = np.flatnonzero(logits >= least)

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+    from ._token_text import TokenText
+
 _UNKNOWN: Final = "\ufffd"
 """A character in place of bytes that are none, or not yet."""
 
@@ -23,13 +25,19 @@ class Detokenizer:
 
     Args:
         tokenizer: of the package ``tokenizers``.
+        special: whether special tokens have their texts.
+
+    Attributes:
+        held: characters that may be incomplete, and are not given yet.
     """
 
-    __slots__ = ("_before", "_first", "_read", "_sent", "_tokenizer", "_tokens")
+    __slots__ = ("_before", "_first", "_read", "_sent", "_special", "_tokenizer", "_tokens", "held")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._tokens: list[int] = []
+        self.held = ""
         # Tokens from ``first`` to ``read`` are decoded again as the context of later ones:
         # a space is dropped at the beginning of a text alone.
         self._first = self._read = 0
@@ -44,6 +52,7 @@ class Detokenizer:
         if len(self._tokens) - self._first > _LONGEST:
             held = 0
         found = new[self._sent : len(new) - held]
+        self.held = new[len(new) - held :]
         self._sent += len(found)
         if new and not held:
             self._first, self._read = self._read, len(self._tokens)
@@ -64,8 +73,56 @@ class Detokenizer:
         return self._decode(self._tokens[self._first :])[self._before :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not self._special)
         return text
+
+
+class TokenPlaces:
+    """Places of tokens in a text, in characters: where the text of each begins.
+
+    A character's parts all have its place. A token without text has the place of what follows.
+
+    Args:
+        tokens: the tokens.
+        echo: the prompt, if the text begins with it.
+    """
+
+    __slots__ = ("_at", "_echo", "_generated", "_prompt", "_tokens")
+
+    def __init__(self, tokens: TokenText, echo: str = "") -> None:
+        self._tokens = tokens
+        self._echo = echo
+        self._at = 0
+        self._prompt = Detokenizer(tokens.tokenizer, special=True)
+        self._generated: Detokenizer | None = None
+
+    def of_prompt(self, token: int) -> int:
+        """Return the place of the prompt's next token."""
+        at = self._at + len(self._prompt.held)
+        special = self._tokens.special.get(token)
+        # One that the text does not have was added to it, such as one that begins every text.
+        # Decoding may put a space before it.
+        if special is None or special in self._echo[at : at + len(special) + 1]:
+            at = min(self._next(self._prompt, token), len(self._echo))
+        return at
+
+    def of_generated(self, token: int) -> int:
+        """Return the place of the next generated token."""
+        if self._generated is None:
+            self._generated = Detokenizer(self._tokens.tokenizer)
+            self._at = len(self._echo)
+        return self._next(self._generated, token)
+
+    def _next(self, text: Detokenizer, token: int) -> int:
+        before = text.held
+        found = text.add(token)
+        after = found + text.held
+        unknown = len(after) - len(after.lstrip(_UNKNOWN))
+        at = self._at + min(len(before), unknown)  # the others have become a character
+        self._at += len(found)
+        if before and after == before and token not in self._tokens.special:
+            at -= bool(self._tokens(token)[1])  # a part of the last character
+        return at
 
 
 class StopTexts:

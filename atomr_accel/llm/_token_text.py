@@ -33,34 +33,50 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
 
 @final
 class TokenText:
-    """Texts and bytes of the tokens of a tokenizer."""
+    """Texts and bytes of the tokens of a tokenizer.
+
+    Args:
+        tokenizer: of the package ``tokenizers``.
+
+    Attributes:
+        tokenizer: the same.
+        special: texts of special tokens, which texts of several tokens leave out.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer: Final = tokenizer
+        self.tokenizer: Final = tokenizer
         decoder = tokenizer.decoder
         about = "" if decoder is None else json.dumps(json.loads(decoder.__getstate__()))
         self._by_bytes: Final = "ByteLevel" in about
         self._with_spaces: Final = any(
             each in about for each in ("Metaspace", "ByteFallback", '"Replace"')
         )
-        self._added: Final = {
-            number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
+        added = tokenizer.get_added_tokens_decoder()
+        self._added: Final = {number: token.content for number, token in added.items()}
+        self.special: Final = {
+            number: token.content for number, token in added.items() if token.special
         }
 
     def __call__(self, token: int) -> tuple[str, bytes]:
-        """Return a token's text and bytes. A part of a character becomes the text of its bytes."""
+        """Return a token's text and bytes.
+
+        A part of a character becomes the text of its bytes. A row of the model's vocabulary that no
+        token has becomes its number, without bytes.
+        """
         content = self._bytes(token)
+        if content is None:
+            return f"token_id:{token}", b""
         try:
             return content.decode("utf-8"), content
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content), content
 
-    def _bytes(self, token: int) -> bytes:
+    def _bytes(self, token: int) -> bytes | None:
         if token in self._added:
             return self._added[token].encode()
-        text = self._tokenizer.id_to_token(token)
-        if text is None:  # a row of the vocabulary that no token has
-            return b""
+        text = self.tokenizer.id_to_token(token)
+        if text is None:
+            return None
         if self._by_bytes:
             alphabet = _byte_alphabet()
             if all(letter in alphabet for letter in text):

@@ -22,6 +22,8 @@ _HEAD: Final = re.compile(
     re.DOTALL,
 )
 """The beginning of a call's JSON, from which its name is known."""
+_NONE: Final = object()
+"""The value of any other text than JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,23 @@ class ToolCallFinder:
 
     Args:
         names: the tools that there are; calls of others are text.
+        only: whether the text has nothing but calls.
+
+    Attributes:
+        found: calls so far.
+        begun: whether the last of them is the beginning of one that was cut off.
+        dropped: whether the text was cut off in a call before its name was known.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, only: bool = False) -> None:
         self._names: Final[Set[str]] = frozenset(names)
+        self._only: Final = only
         self._held = ""
         self._inside = False
         self._space: str | None = None  # what follows a call, as long as that is only space
         self.found = 0
+        self.begun = False
+        self.dropped = False
 
     def add(self, text: str) -> list[str | CalledTool]:
         """Take a further piece of the text; return the parts that are known now, in order."""
@@ -66,10 +77,8 @@ class ToolCallFinder:
             body, self._held = self._held[:at], self._held[at + len(mark) :]
             if not self._inside:
                 parts.append(body)
-            elif (call := self._call(body)) is not None:
-                parts.append(call)
             else:
-                parts.append(f"{BEGIN}{body}{END}")
+                parts.append(self._call(_json(body)) or f"{BEGIN}{body}{END}")
             self._inside = not self._inside
         if not self._inside:
             kept = _begun(self._held)
@@ -77,22 +86,25 @@ class ToolCallFinder:
             self._held = self._held[len(self._held) - kept :]
         return self._without_space(parts)
 
-    def end(self, *, cut: bool = False) -> list[str | CalledTool]:
+    def end(self) -> list[str | CalledTool]:
         """Return the rest: no more text comes.
 
-        A call without its last mark counts: a model may stop right after the JSON.
-
-        Args:
-            cut: whether the text was cut off, so that the beginning of a call counts, too.
+        A call without its last mark counts: a model may stop right after the JSON. So does the
+        beginning of a call with its name. A beginning without the name is dropped.
         """
         rest, self._held = self._held, ""
-        parts: list[str | CalledTool] = [rest]
+        part: str | CalledTool = rest
         if self._inside:
             self._inside = False
             body = rest[: len(rest) - _begun(rest, END)]
-            call = self._call(body) or (self._cut_call(body) if cut else None)
-            parts = [call or f"{BEGIN}{rest}"]
-        return self._without_space(parts)
+            value = _json(body)
+            call = self._call(value) or (self._cut_call(body) if value is _NONE else None)
+            self.dropped = call is None and value is _NONE and _may_become_call(body)
+            part = call or ("" if self.dropped else f"{BEGIN}{rest}")
+        elif self._only:
+            self.dropped = bool(rest)  # of the first mark
+            part = ""
+        return self._without_space([part])
 
     def _without_space(self, parts: list[str | CalledTool]) -> list[str | CalledTool]:
         """Leave out empty text, and white space from a call to the next one or the end."""
@@ -108,17 +120,16 @@ class ToolCallFinder:
                 self._space = None
         return kept
 
-    def _call(self, text: str) -> CalledTool | None:
-        try:
-            value: Any = json.loads(text)
-        except (ValueError, RecursionError):
+    def _call(self, value: Any) -> CalledTool | None:
+        if not isinstance(value, dict):
             return None
-        if not isinstance(value, dict) or value.get("name") not in self._names:
+        name = value.get("name")
+        if not isinstance(name, str) or name not in self._names:
             return None
         arguments = value.get("arguments", {})
         if not isinstance(arguments, dict):
             return None
-        return self._found(value["name"], json.dumps(arguments, ensure_ascii=False))
+        return self._found(name, json.dumps(arguments, ensure_ascii=False))
 
     def _cut_call(self, text: str) -> CalledTool | None:
         """Return the call that a text begins, if its name is known."""
@@ -128,6 +139,7 @@ class ToolCallFinder:
         name = json.loads(head["name"])
         if name not in self._names:
             return None
+        self.begun = True
         rest = head["arguments"] or ""
         try:  # the arguments may have ended before the call has
             arguments, _ = json.JSONDecoder().raw_decode(rest)
@@ -138,6 +150,19 @@ class ToolCallFinder:
     def _found(self, name: str, arguments: str) -> CalledTool:
         self.found += 1
         return CalledTool(self.found - 1, name, arguments)
+
+
+def _json(text: str) -> Any:
+    """Return the value of JSON, or `_NONE` if that is what the text is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NONE
+
+
+def _may_become_call(text: str) -> bool:
+    """Return whether more text could make a call of it."""
+    return _HEAD.match(text) is None and text.lstrip()[:1] in ("", "{")
 
 
 def _begun(text: str, mark: str = BEGIN) -> int:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 from atomr_accel.llm import SamplingOptions
 from atomr_accel.llm._openai import ApiError, Translated, chat_requests, completion_requests
@@ -21,7 +23,6 @@ class Letters:
 
     name = "toy"
     context = 64
-    vocabulary = 256
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -80,6 +81,13 @@ TOOL = {
         ({"ignore_eos": True}, SamplingOptions(ignore_eos=True, max_tokens=16)),
         ({"user": "u", "store": False, "metadata": {"a": "b"}}, SamplingOptions(max_tokens=16)),
         ({"service_tier": "auto"}, SamplingOptions(max_tokens=16)),
+        ({"suffix": None, "best_of": 1, "foo": None}, SamplingOptions(max_tokens=16)),
+        ({"suffix": "", "stream_options": None}, SamplingOptions(max_tokens=16)),
+        ({"prompt_cache_key": "k", "safety_identifier": "s"}, SamplingOptions(max_tokens=16)),
+        (
+            {"logit_bias": {"300": 1}, "suffix": None},
+            SamplingOptions(logit_bias={300: 1}, max_tokens=16),
+        ),
     ],
     ids=lambda case: "-".join(case) if isinstance(case, dict) else "",
 )
@@ -144,6 +152,38 @@ def test_messages_reach_the_template_in_its_form() -> None:
     assert model.tools is None
 
 
+def test_answers_that_a_client_sends_back_are_accepted() -> None:
+    function = Function(name="add", arguments='{"a": null}')
+    answers = [
+        ChatCompletionMessage(role="assistant", content="x", annotations=[]),
+        ChatCompletionMessage(
+            role="assistant",
+            tool_calls=[
+                ChatCompletionMessageFunctionToolCall(id="c", type="function", function=function)
+            ],
+        ),
+        ChatCompletionMessage(role="assistant"),  # of a call that was cut off
+    ]
+    messages = [answer.model_dump() for answer in answers]
+    assert {"audio", "function_call", "refusal"} <= set(messages[0])
+    more = {"modalities": ["text"], "audio": None, "functions": None, "tools": None}
+    model = Letters()
+    chat_requests(json.dumps({**chat(), "messages": messages, **more}).encode(), model, "")
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": None}}}
+    assert model.messages == [
+        {"role": "assistant", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_nulls_in_schemas_stay() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"default": None}}}
+    model = Letters()
+    chat_requests(json.dumps(chat(tools=[tool], audio=None)).encode(), model, "")
+    assert model.tools[0]["function"]["parameters"] == {"default": None}
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 NAMED = {"type": "function", "function": {"name": "add"}}
 
@@ -182,7 +222,6 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "invalid"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
-    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "invalid_value"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id", "invalid_value"),
     ({"messages": [{"role": "user", "content": ""}]}, "messages", "invalid_value"),
     ({"messages": [{"role": "user", "content": "a" * 64}]}, "messages", "context_length_exceeded"),
@@ -200,7 +239,14 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"seed": 2**63}, "seed", "invalid_value"),
     ({"stop": ["a"] * 5}, "stop", "invalid_value"),
     ({"stop": ""}, "stop", "invalid_value"),
-    ({"logit_bias": {"300": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {str(2**31): 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"1": None}}, "logit_bias", "invalid_value"),
+    ({"repetition_penalty": 1e-320}, "repetition_penalty", "invalid_value"),
+    ({"repetition_penalty": 1e300}, "repetition_penalty", "invalid_value"),
+    ({"modalities": ["text", "audio"]}, "modalities", "invalid_value"),
+    ({"model": None}, "model", "missing"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "invalid_value"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "invalid_value"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
@@ -270,12 +316,13 @@ def test_what_a_chat_refuses_names_its_field(
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": ["a", [1]]}, "prompt"),
-        ({"prompt": [256]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"logprobs": 6}, "logprobs"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
         ({"suffix": "a"}, "suffix"),
         ({"messages": 1}, "messages"),
     ],

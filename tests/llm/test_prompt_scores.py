@@ -230,3 +230,32 @@ async def test_no_tokens_need_scores_of_the_prompt(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="prompt_logprobs"):
             options = SamplingOptions(prompt_logprobs=-1)
             await all_of(model, TokenRequest(prompt=(1,), sampling=options))
+
+
+async def test_offsets_leave_out_special_tokens_and_any_row_may_be_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as (_device, model, server):
+        for token in (3, model.vocabulary - 1):
+            more = {"echo": False, "max_tokens": 4, "logit_bias": {str(token): 100}}
+            reply = await posted(server, prompt="the cat", ignore_eos=True, **more)
+            (choice,) = reply.json()["choices"]
+            assert choice["text"] == ""
+            assert choice["logprobs"]["text_offset"] == [0, 0, 0, 0]
+            assert len(set(choice["logprobs"]["tokens"])) == 1
+        first = tokenizer().encode("the cat").ids[0]
+        asked = [first, 3, first, model.vocabulary - 1]
+        (choice,) = (await posted(server, prompt=asked)).json()["choices"]
+        text, special = (tokenizer().id_to_token(token) for token in asked[:2])
+        assert text is not None
+        assert special is not None
+        assert choice["text"].startswith(f"{text}{special}{text}")
+        between = len(text + special)
+        ends = [between, between + len(text), between + len(text)]
+        assert choice["logprobs"]["text_offset"] == [0, len(text), *ends]
+        beyond = model.vocabulary
+        outside: list[dict[str, Any]] = [{"logit_bias": {str(beyond): 1}}, {"prompt": [beyond]}]
+        for more in outside:
+            reply = await ask(server, "/v1/completions", {"model": "toy", "prompt": "a", **more})
+            assert (reply.status, reply.error["code"]) == (400, "invalid_value")
+            assert f" of {next(iter(more))} must be" in reply.error["message"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from atomr_accel.llm import GrammarInvalid, RequestAtFault, SamplingOptions, TokenScore
 from atomr_accel.llm._sampler import (
@@ -144,6 +145,26 @@ def test_biases_that_leave_no_token_are_refused() -> None:
         TokenSampler(options, (), 0).choose(np.zeros(2, np.float32), 0)
 
 
+@pytest.mark.parametrize("penalty", [1e-100, 1e100])
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.filterwarnings("error")
+def test_scores_stay_finite_at_the_ends_of_the_ranges(penalty: float, sign: float) -> None:
+    options = SamplingOptions(
+        temperature=5e-324,
+        repetition_penalty=penalty,
+        presence_penalty=sign * 1e100,
+        frequency_penalty=sign * 1e100,
+        logit_bias={0: sign * -1e100, 1: sign * 1e100},
+    )
+    check_sampling(options, 3, texts=False)
+    sampler = TokenSampler(options, (0, 1), seed=0)
+    for _ in range(9):
+        sampler.add(0)
+    for size in (1.0, 3e38):
+        row = np.array([size, -size, 0], np.float32)
+        assert sampler.choose(row, 0) in range(3)
+
+
 @given(st.lists(st.floats(-5, 5, width=16), min_size=6, max_size=6), st.integers(0, 6))
 @settings(max_examples=50)
 def test_logprobs_are_before_sampling(logits: list[float], number: int) -> None:
@@ -164,7 +185,9 @@ def test_logprobs_are_before_sampling(logits: list[float], number: int) -> None:
         *(("frequency_penalty", math.nan), ("repetition_penalty", 0.0), ("seed", 2**63)),
         *(("seed", 0.5), ("stop", "x"), ("stop", ("",)), ("stop", (1,)), ("max_tokens", 0)),
         *(("logprobs", -1), ("logprobs", 101), ("ignore_eos", 1), ("grammar", 3)),
-        *(("logit_bias", {320: 1.0}), ("logit_bias", {0: math.nan})),
+        *(("logit_bias", {320: 1.0}), ("logit_bias", {0: math.nan}), ("logit_bias", {0: 1e101})),
+        *(("presence_penalty", -1e101), ("frequency_penalty", -1e308)),
+        *(("repetition_penalty", 1e-101), ("repetition_penalty", 5e-324)),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
@@ -248,3 +271,6 @@ def test_grammars_that_no_text_can_follow_are_refused_before_the_first_step(
     with pytest.raises(GrammarInvalid, match="grammar must be") as caught:
         compiler.compile("start: start")
     assert "<state>" not in str(caught.value)
+    schema = LLMatcher.grammar_from_json_schema({"$ref": "#"})
+    with pytest.raises(GrammarInvalid, match=r"a \$ref of a schema, may refer to itself"):
+        compiler.compile(schema)

@@ -140,7 +140,7 @@ async def test_a_model_answers_every_kind_of_request(tmp_path: Path) -> None:
             assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
         else:
             assert choice["finish_reason"] == "length"
-            assert choice["message"]["content"].startswith("<tool_call>")
+            assert choice["message"]["content"] is None
         refused = await ask(server, "/v1/completions", {"model": "toy", "prompt": "a" * 999})
         assert refused.error["code"] == "context_length_exceeded"
 
@@ -184,7 +184,7 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
     assert refused.status == 401
     assert len(reply.events) >= TOKENS
     assert b'atomr_accel_llm_model_durable_cache{model_name="toy"} 1' in metrics.body
-    assert b'atomr_accel_llm_model_kept{model_name="toy"} 0' in metrics.body
+    assert b'atomr_accel_llm_model_kept_total{model_name="toy"} 0' in metrics.body
     assert code == 0
     document = json.loads(out)
     assert document["document"] == "serve"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -15,12 +15,15 @@ import trio
 from atomr_accel import ContextPoisoned, DeviceLost
 from atomr_accel.llm import (
     GrammarInvalid,
+    LanguageModelStatistics,
     ServerLimits,
     TokenPiece,
     TokenRequest,
+    TokenScore,
     _http,
     serve_language_model,
 )
+from atomr_accel.llm._server_metrics import MetricsText
 from atomr_accel.patterns import Overloaded
 
 from .stand_in import (
@@ -171,10 +174,39 @@ async def test_tool_calls_are_parsed_whole_and_streamed() -> None:
         for most, arguments in ((4, None), (10, '{"a"'), (11, '{"a": 1}')):
             cut = await client.chat.completions.create(**ASKED, tools=TOOLS, max_tokens=most)
             assert cut.choices[0].finish_reason == "length"
+            assert cut.choices[0].message.content == "So: "
             made: list[Any] = list(cut.choices[0].message.tool_calls or [])
             assert [call.function.arguments for call in made] == ([arguments] if arguments else [])
         none = await client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="none")
         assert none.choices[0].message.content == f"So: {CALL}\n{CALL}"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_a_call_that_is_cut_off_leaves_no_markup(finish: Any) -> None:
+    """By a stop text or by the limit: the client gets the beginning of a call, or no text."""
+    for size, arguments in (
+        (3, None),
+        (20, None),
+        (30, ""),
+        (46, '{"a":'),
+        (len(CALL), '{"a": 1}'),
+    ):
+        async with asking(saying(CALL[:size], finish=finish)) as (client, _model, _server):
+            asked = {**ASKED, "tools": TOOLS, "tool_choice": "required"}
+            (choice,) = (await client.chat.completions.create(**asked)).choices
+            assert choice.message.content is None
+            calls: list[Any] = list(choice.message.tool_calls or [])
+            assert [call.function.arguments for call in calls] == (
+                [] if arguments is None else [arguments]
+            )
+            # Nobody should run a call by its beginning.
+            whole = size == len(CALL) and finish == "stop"
+            assert choice.finish_reason == ("tool_calls" if whole else finish)
+            text, told = "", 0
+            async for event in await client.chat.completions.create(**asked, stream=True):
+                text += event.choices[0].delta.content or ""
+                told += len(event.choices[0].delta.tool_calls or [])
+            assert (text, told) == ("", len(calls))
 
 
 async def test_logprobs_have_texts_and_bytes() -> None:
@@ -459,6 +491,20 @@ async def test_offsets_of_tokens_are_places_in_the_text() -> None:
     assert offsets == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 7]
 
 
+async def test_rows_that_no_token_has_are_told_apart() -> None:
+    async def script(_request: TokenRequest) -> AsyncIterator[TokenPiece]:
+        await trio.lowlevel.checkpoint()
+        top = (TokenScore(299, -1.0), TokenScore(298, -2.0))
+        yield TokenPiece(token=299, text="", logprob=-1.0, top=top, finish="length")
+
+    async with serving(script) as (server, model):
+        asked = completion(logprobs=2, logit_bias={"299": 5})
+        (choice,) = (await ask(server, "/v1/completions", asked)).json()["choices"]
+        assert model.asked[0].sampling.logit_bias == {299: 5}
+    assert choice["logprobs"]["tokens"] == ["token_id:299"]
+    assert choice["logprobs"]["top_logprobs"] == [{"token_id:299": -1.0, "token_id:298": -2.0}]
+
+
 async def test_a_long_prompt_does_not_hold_up_others() -> None:
     worst = 0.0
 
@@ -647,9 +693,11 @@ async def test_metrics_are_those_that_the_gateway_reads() -> None:
         await ask(server, "/v1/completions", completion(stream=True))
         await ask(server, "/v1/completions", completion(foo=1))
         reply = await ask(server, "/metrics")
+        families = list(text_string_to_metric_families(reply.body.decode()))
+        kinds = {family.name: family.type for family in families}
         samples = {
             (sample.name, sample.labels.get("status") or sample.labels.get("le")): sample
-            for family in text_string_to_metric_families(reply.body.decode())
+            for family in families
             for sample in family.samples
         }
         assert samples["vllm:num_requests_waiting", None].value == 3
@@ -658,9 +706,23 @@ async def test_metrics_are_those_that_the_gateway_reads() -> None:
         config = samples["vllm:cache_config_info", None].labels
         assert (config["block_size"], config["num_gpu_blocks"]) == ("16", "8")
         assert samples["atomr_accel_llm_generated_tokens_total", None].value == 2
+        assert samples["atomr_accel_llm_model_faults_total", None].value == 0
+        assert kinds["atomr_accel_llm_model_faults"] == "counter"
+        assert kinds["atomr_accel_llm_model_recovering"] == "gauge"
         assert samples["atomr_accel_llm_answers_total", "400"].value == 1
         assert samples["atomr_accel_llm_time_to_first_token_seconds_bucket", "+Inf"].value == 1
         assert samples["atomr_accel_llm_time_between_tokens_seconds_count", None].value == 1
+
+
+def test_every_statistic_of_a_model_is_a_counter_or_a_gauge() -> None:
+    gauges = {"waiting", "running", "tokens_per_second", "pages", "page_size", "pages_used"}
+    gauges |= {"pages_cached", "suspects", "recovering", "draining", "durable_cache"}
+    for field in fields(LanguageModelStatistics):
+        text = MetricsText({})
+        text.add(f"atomr_accel_llm_model_{field.name}", "gauge", "A number.", 1)
+        kind = "gauge" if field.name in gauges else "counter"
+        end = "" if field.name in gauges else "_total"
+        assert f"# TYPE atomr_accel_llm_model_{field.name}{end} {kind}\n" in text.encoded().decode()
 
 
 async def test_faults_on_purpose_are_there_if_asked_for() -> None:

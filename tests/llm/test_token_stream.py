@@ -6,9 +6,10 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.llm._token_stream import Detokenizer, StopTexts
+from atomr_accel.llm._token_stream import Detokenizer, StopTexts, TokenPlaces
+from atomr_accel.llm._token_text import TokenText
 
-from .byte_tokenizer import byte_tokenizer
+from .byte_tokenizer import END, byte_tokenizer
 
 
 def _spaced() -> tokenizers.Tokenizer:
@@ -65,6 +66,52 @@ def test_bytes_that_are_no_characters_are_not_waited_for() -> None:
     assert broken is not None
     pieces = [stream.add(broken) for _ in range(500)]
     assert len("".join(pieces)) >= 490
+
+
+def test_places_are_where_texts_begin() -> None:
+    places = TokenPlaces(TokenText(SPACED))
+    tokens = [0, 1, 2, 0, 3]
+    assert SPACED.decode(tokens) == "a bcd"
+    assert [places.of_generated(token) for token in tokens] == [0, 0, 1, 4, 4]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "bc": 1}, "a"))
+    places = TokenPlaces(TokenText(words))
+    assert words.decode([1, 0, 1]) == "bc a bc"
+    assert [places.of_generated(token) for token in (1, 0, 1)] == [0, 2, 4]
+
+
+CHARACTERS = st.sampled_from([*(letter.encode() for letter in LETTERS), b"\xff", b"\x80"])
+"""Characters, and bytes that are none."""
+
+
+@given(st.lists(CHARACTERS, max_size=12), st.booleans())
+@settings(max_examples=60)
+@example([b"\xa1", b"\xf2", b"c"], False)
+def test_all_bytes_of_a_character_have_its_place(characters: list[bytes], prompt: bool) -> None:
+    text = TokenText(byte_tokenizer())
+    known = {text(token)[1]: token for token in range(319, END, -1)}
+    places = TokenPlaces(text, b"".join(characters).decode(errors="replace") if prompt else "")
+    place = places.of_prompt if prompt else places.of_generated
+    for at, character in enumerate(characters):
+        assert {place(known[bytes([byte])]) for byte in character} == {at}
+
+
+def test_places_in_a_prompt_leave_out_tokens_that_were_added_to_it() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "bc": 1}, "a"))
+    places = TokenPlaces(TokenText(SPACED), "a bcd")
+    assert [places.of_prompt(token) for token in (0, 1, 2, 3)] == [0, 0, 1, 4]
+    # What is generated begins a text of its own.
+    assert [places.of_generated(token) for token in (2, 3, 0)] == [5, 7, 8]
+    tokens = [0, 1, 0, 3]
+    echo = SPACED.decode(tokens, skip_special_tokens=False)
+    assert echo == "<end> a<end>d"
+    places = TokenPlaces(TokenText(SPACED), echo)
+    assert [places.of_prompt(token) for token in tokens] == [0, 5, 7, 12]
+    places = TokenPlaces(TokenText(SPACED), echo)  # one is added before the one that the text has
+    assert [places.of_prompt(token) for token in (0, *tokens)] == [0, 5, 5, 7, 12]
+    words.add_special_tokens(["</s>"])
+    assert words.decode([0, 2, 1], skip_special_tokens=False) == "a </s> bc"
+    places = TokenPlaces(TokenText(words), "a </s> bc")
+    assert [places.of_prompt(token) for token in (2, 0, 2, 1)] == [0, 0, 1, 6]
 
 
 TEXTS = st.text("ab ", max_size=12)
