@@ -28,7 +28,7 @@ from ._http import ClientGone, HttpExchange, HttpFront, HttpRequest, ServerLimit
 from ._openai import ApiError, Translated, chat_requests, completion_requests
 from ._requests import TokenPiece, TokenRequest
 from ._served_model import Readiness, ServedModel, api_error, gravest, refused_options
-from ._server_metrics import CONTENT_TYPE, MetricsText, ServerMetrics, numbers
+from ._server_metrics import CONTENT_TYPE, GROWING, MetricsText, ServerMetrics, numbers
 from ._token_text import TokenText, tokens_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class _Prompts:
         self._model: Final = model
         self.name: Final = model.name
         self.context: Final = model.context
-        self.vocabulary: Final[int] = model.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text."""
@@ -487,7 +486,11 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         )
         mine, own = self._metrics, "atomr_accel_llm_"
         for name, value in told.items():
-            add(f"{own}model_{name}", "gauge", f"The model's statistics().{name}.", value)
+            about = f"The model's statistics().{name}."
+            if name in GROWING:
+                add(f"{own}model_{name}_total", "counter", about, value)
+            else:
+                add(f"{own}model_{name}", "gauge", about, value)
         stats = self.statistics()
         for name in ("connections", "in_progress", "draining"):
             add(f"{own}{name}", "gauge", f"The server's statistics().{name}.", getattr(stats, name))

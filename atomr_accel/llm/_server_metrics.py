@@ -15,14 +15,11 @@ from typing import Final, final
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG: Final = (*_SECONDS, 30.0, 60.0, 120.0, 300.0)
 
-_GROWING: Final = frozenset(
-    f"atomr_accel_llm_model_{name}"
-    for name in (
-        *("requests", "finished", "aborted", "failed", "refused", "tokens", "prompt_tokens"),
-        *("cache_hits", "steps", "preemptions", "faults", "recomputed", "kept"),
-    )
-)
-"""Statistics of models that only grow. They are counters, by names that end with ``_total``."""
+GROWING: Final = {
+    *("requests", "finished", "aborted", "failed", "refused", "tokens", "prompt_tokens"),
+    *("cache_hits", "steps", "preemptions", "faults", "recomputed", "kept"),
+}
+"""Statistics of models that only grow."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,9 +77,7 @@ class MetricsText:
         self._lines: Final[list[str]] = []
 
     def add(self, name: str, kind: str, about: str, value: float, **labels: str) -> None:
-        """Add a family with one sample. A statistic of a model that only grows is a counter."""
-        if name in _GROWING:
-            name, kind = f"{name}_total", "counter"
+        """Add a family with one sample."""
         self.add_all(name, kind, about, [(labels, value)])
 
     def add_all(
