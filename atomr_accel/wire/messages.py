@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, fi
 
 import msgspec
 
+from .._errors import said_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -43,7 +45,11 @@ def plain(value: Any) -> Any:
     (``memory.LateAddress``).
     """
     item = getattr(value, "item", None)
-    return operator.index(value) if item is None else item()
+    if item is not None:
+        return item()
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"a message must hold plain values, not {said_of(value)}; convert it first")
+    return operator.index(value)
 
 
 encoder: Final = msgspec.msgpack.Encoder(enc_hook=plain)

@@ -16,6 +16,7 @@ from atomr_accel._errors import AccelError
 from atomr_accel.lanes import describe_exit
 from atomr_accel.wire import Failure, Frames, Reply, append_frame, unpack_exception
 from atomr_accel.wire.failures import as_out_of_memory, pack_exception
+from atomr_accel.wire.messages import encode
 
 plain = st.recursive(
     st.none()
@@ -257,3 +258,9 @@ def test_memory_error_of_an_op_is_out_of_memory(error: Exception, short: bool) -
     told = as_out_of_memory(error, "the host")
     assert isinstance(told, OutOfMemory) is short
     assert told is error or told.__cause__ is error
+
+
+@pytest.mark.parametrize("value", [np.dtype("float32"), object(), print])
+def test_a_message_with_another_object_names_its_type(value: object) -> None:
+    with pytest.raises(TypeError, match=f"plain values, not {type(value).__name__}; convert"):
+        encode(value, "op")
