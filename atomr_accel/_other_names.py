@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NoReturn
 
+from ._torch_names import INSTEAD
+
 _FETCH = "await device.get(x)"
 _UNNEEDED = "it is not needed, because "
 _GRADIENT = (
@@ -35,6 +37,7 @@ WRITE: Final[dict[str, str]] = {
     "setflags": "await device.seal(x)",
     "ctypes": "await device.run(function, x), or np.from_dlpack(x)",
     # transfers, copies and lifetimes
+    "array": "await device.put(array)",
     "asarray": "await device.put(array)",
     "clone": "await device.copy(x)",
     "copy": "await device.copy(x)",
@@ -72,11 +75,24 @@ WRITE: Final[dict[str, str]] = {
     "setfield": "await device.copy(y, x.view(dtype)[..., start])",
     "unsqueeze": "np.expand_dims(x, axis)",
     "view": "x.view(dtype)",
+    "fill_diagonal": "await device.fill(x.diagonal(), value)",
     # mathematics
     "cumulative_prod": "await device.array.cumprod(x)",
     "cumulative_sum": "await device.array.cumsum(x)",
     "dot": "x @ y",
     "gemm": "await device.blas.gemm(x, y)",
+    "nancumprod": "await device.array.cumprod(np.where(np.isnan(x), 1, x))",
+    "nanpercentile": "await device.array.nanquantile(x, q / 100)",
+    "schur": f"await device.put(scipy.linalg.schur({_FETCH})[0])",
+    "setxor1d": (
+        "await device.array.setdiff1d(await device.array.union1d(x, y), "
+        "await device.array.intersect1d(x, y))"
+    ),
+    "vecdot": "(x.conj() * y).sum(-1)",
+    # sparse matrices and solvers
+    **{f"{of}_matrix": f"await device.sparse.{of}_array(...)" for of in ("coo", "csc", "csr")},
+    **{of: f"await atomr_accel.solvers.{of}(...)" for of in ("bicgstab", "cg", "gmres", "minres")},
+    "eigsh": "await atomr_accel.solvers.lobpcg(...)",
     "matmul": "x @ y",
     "mm": "x @ y",
     "relu": "await device.dnn.relu(x)",
@@ -105,6 +121,9 @@ _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
 _HOST_DRAWS: Final = "wald zipf logistic pareto triangular logseries noncentral_chisquare"
 """Distributions of NumPy's generators that ``device.rng`` does not have."""
+
+for _name, _write in INSTEAD.items():
+    WRITE.setdefault(_name, _write)  # PyTorch's functions
 
 WRITE.update(
     {

@@ -15,13 +15,14 @@ import numpy as np
 
 from atomr_accel import solvers
 from atomr_accel._other_names import WRITE, is_other_name
+from atomr_accel._torch_names import INSTEAD
 from atomr_accel.arrays.expressions._methods import FUNCTIONS
 from atomr_accel.libraries import registry
 from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.wire.ufuncs import PAIRS, UFUNCS, find_ufunc
 
 from ..harness import ROOT
-from .torch_names import INSTEAD, TORCH
+from .torch_names import TORCH
 
 PAGE: Final = ROOT / "docs" / "reference" / "coverage.md"
 

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
+from atomr_accel._torch_names import INSTEAD
+
 from . import coverage
-from .torch_names import INSTEAD, TORCH
+from .torch_names import TORCH
 
 
 @pytest.mark.style

@@ -11,10 +11,10 @@ import pytest
 from scipy import special
 
 from atomr_accel import Device, train
+from atomr_accel._torch_names import EXAMPLES
 
 from ..harness import on_shared
 from ..libraries.conformance import MARKS
-from .torch_names import EXAMPLES
 
 pytestmark = MARKS
 
