@@ -10,8 +10,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype, is_inexact
-from ...arrays.expressions import Operand, broadcast, cast, constant, sum_of_products
-from ...arrays.expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, broadcast, cast, constant, index, sum_of_products
+from ...arrays.expressions.expression import reduce, ufunc, where
 from ...arrays.expressions.promotion import common, resolve
 from ...ops import D, Request, op
 from ._creation import Number, _number
@@ -237,7 +237,7 @@ class Calculus(Sorting[D]):
         """Convolve two rows; as ``numpy.convolve``.
 
         Each element is one sum of products, so integers are exact. For two long rows,
-        ``device.fft.convolve`` takes fewer steps.
+        ``device.fft.fftconvolve`` takes fewer steps.
         """
         long, short = self._rows_of("convolve", a, v, mode)
         n, m = long.shape[0], short.shape[0]
@@ -295,7 +295,15 @@ class Calculus(Sorting[D]):
             windows = row[start:].with_layout((count, m), (step, step))
             windows = windows[::-1] if swapped else windows
             factors = steps.cast(steps.ref(short), dtype)
-            return steps.evaluate(sum_of_products(windows, factors[::-1] if turned else factors))
+            factors = factors[::-1] if turned else factors
+            if mode == "valid" or not is_inexact(dtype):
+                return steps.evaluate(sum_of_products(windows, factors))
+            # Zeros around the row would make NaN of infinities and NaN in the other one.
+            place = index((count, m), 0)
+            place = (count - 1 - place if swapped else place) + index((count, m), 1) + start
+            inside = (place >= m - 1) & (place < n + m - 1)
+            products = where(inside, windows * factors, constant(0, dtype))
+            return steps.evaluate(reduce("add", products, -1, dtype=dtype))
 
         return self._several(name, build)
 
