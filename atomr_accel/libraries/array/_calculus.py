@@ -278,7 +278,7 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef]:
         """Return sums of products of one row and each window of a longer one, which is padded.
 
-        The row is taken backwards if ``turned``, and the windows if ``swapped``.
+        The row is taken backwards if ``turned``, and the results if ``swapped``.
         """
         n, m = long.shape[0], short.shape[0]
         dtype = resolve("multiply", (long.dtype, short.dtype))[2]
@@ -293,17 +293,25 @@ class Calculus(Sorting[D]):
             row = self._in_a_row(steps, [none, long, none], 0, dtype)
             step = dtype.itemsize
             windows = row[start:].with_layout((count, m), (step, step))
-            windows = windows[::-1] if swapped else windows
             factors = steps.cast(steps.ref(short), dtype)
             factors = factors[::-1] if turned else factors
-            if mode == "valid" or not is_inexact(dtype):
-                return steps.evaluate(sum_of_products(windows, factors))
-            # Zeros around the row would make NaN of infinities and NaN in the other one.
-            place = index((count, m), 0)
-            place = (count - 1 - place if swapped else place) + index((count, m), 1) + start
-            inside = (place >= m - 1) & (place < n + m - 1)
-            products = where(inside, windows * factors, constant(0, dtype))
-            return steps.evaluate(reduce("add", products, -1, dtype=dtype))
+            made = steps.output((count,), dtype)
+            target = made[::-1] if swapped else made
+            # Windows before the first and from the last on have zeros of those around the row.
+            first, last = 0, count
+            if is_inexact(dtype):
+                first = min(count, m - 1 - start)
+                last = max(first, min(count, n - start))
+            pairs = [(sum_of_products(windows[first:last], factors), target[first:last])]
+            for begin, end in ((0, first), (last, count)):
+                # Such a zero times an infinity or NaN is NaN, which is not to be added.
+                place = index((end - begin, m), 0) + index((end - begin, m), 1) + (start + begin)
+                inside = (place >= m - 1) & (place < n + m - 1)
+                products = where(inside, windows[begin:end] * factors, constant(0, dtype))
+                pairs.append((reduce("add", products, -1, dtype=dtype), target[begin:end]))
+            pairs = [(each, to) for each, to in pairs if to.size]
+            steps.evaluate_all([each for each, _ in pairs], tuple([to for _, to in pairs]))
+            return made
 
         return self._several(name, build)
 
