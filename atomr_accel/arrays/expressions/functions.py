@@ -366,7 +366,10 @@ _MOST_DECIMALS: Final = 308
 def _round(a: Any, decimals: int = 0, out: None = None) -> Operand:
     x = _operand(a)
     if x.dtype.kind == "c":
-        raise TypeError("complex numbers are rounded by parts: take .real and .imag")
+        raise TypeError(
+            "a must be real numbers in an expression, not complex ones; await "
+            "device.array.round(a), or round a.real and a.imag"
+        )
     if x.dtype.kind in "iu" and decimals >= 0:
         return x
     if x.dtype.kind == "b":

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype, is_inexact
-from ...arrays.expressions import Operand, broadcast, cast, constant, sum_of_products
-from ...arrays.expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, broadcast, cast, constant, index, sum_of_products
+from ...arrays.expressions.expression import reduce, ufunc, where
 from ...arrays.expressions.promotion import common, resolve
 from ...ops import D, Request, op
 from ._creation import Number, _number
@@ -237,7 +237,7 @@ class Calculus(Sorting[D]):
         """Convolve two rows; as ``numpy.convolve``.
 
         Each element is one sum of products, so integers are exact. For two long rows,
-        ``device.fft.convolve`` takes fewer steps.
+        ``device.fft.fftconvolve`` takes fewer steps.
         """
         long, short = self._rows_of("convolve", a, v, mode)
         n, m = long.shape[0], short.shape[0]
@@ -278,7 +278,7 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef]:
         """Return sums of products of one row and each window of a longer one, which is padded.
 
-        The row is taken backwards if ``turned``, and the windows if ``swapped``.
+        The row is taken backwards if ``turned``, and the results if ``swapped``.
         """
         n, m = long.shape[0], short.shape[0]
         dtype = resolve("multiply", (long.dtype, short.dtype))[2]
@@ -293,9 +293,25 @@ class Calculus(Sorting[D]):
             row = self._in_a_row(steps, [none, long, none], 0, dtype)
             step = dtype.itemsize
             windows = row[start:].with_layout((count, m), (step, step))
-            windows = windows[::-1] if swapped else windows
             factors = steps.cast(steps.ref(short), dtype)
-            return steps.evaluate(sum_of_products(windows, factors[::-1] if turned else factors))
+            factors = factors[::-1] if turned else factors
+            made = steps.output((count,), dtype)
+            target = made[::-1] if swapped else made
+            # Windows before the first and from the last on have zeros of those around the row.
+            first, last = 0, count
+            if is_inexact(dtype):
+                first = min(count, m - 1 - start)
+                last = max(first, min(count, n - start))
+            pairs = [(sum_of_products(windows[first:last], factors), target[first:last])]
+            for begin, end in ((0, first), (last, count)):
+                # Such a zero times an infinity or NaN is NaN, which is not to be added.
+                place = index((end - begin, m), 0) + index((end - begin, m), 1) + (start + begin)
+                inside = (place >= m - 1) & (place < n + m - 1)
+                products = where(inside, windows[begin:end] * factors, constant(0, dtype))
+                pairs.append((reduce("add", products, -1, dtype=dtype), target[begin:end]))
+            pairs = [(each, to) for each, to in pairs if to.size]
+            steps.evaluate_all([each for each, _ in pairs], tuple([to for _, to in pairs]))
+            return made
 
         return self._several(name, build)
 

@@ -153,6 +153,8 @@ class Counting(ArrayPart[D]):
 
         Returns:
             The counts, and the edges: float16 for elements of float16, but float32 for bfloat16.
+            Counts by integer weights have the dtype of their sum, such as int64 for int32, for
+            which NumPy keeps int32.
 
         Raises:
             ValueError: no intervals, an invalid range, a range wider than the largest number, or
@@ -254,7 +256,7 @@ class Counting(ArrayPart[D]):
 def _numbered(
     steps: CallSteps,
     x: GpuRef,
-    edges: int | np.ndarray[Any, Any] | GpuRef,
+    edges: int | np.ndarray[Any, Any] | Operand,
     bounds: tuple[float, float] | None,
     name: str,
 ) -> tuple[GpuRef, GpuRef, int]:
@@ -262,7 +264,10 @@ def _numbered(
     if isinstance(edges, int):
         return *_places(steps, x, edges, bounds), edges
     known = isinstance(edges, np.ndarray)  # which rise
-    ends = steps.upload(edges, as_dtype(edges.dtype)) if isinstance(edges, np.ndarray) else edges
+    if isinstance(edges, np.ndarray):
+        ends = steps.upload(edges, as_dtype(edges.dtype))
+    else:
+        ends = steps.ref(edges, "bins")
     count = ends.size - 1
     if not known and ends.size > 1 and ends.dtype.kind != "c":
         require_order(steps, ends, name, falls=False)
@@ -280,7 +285,7 @@ def _bounds(low: Any, high: Any) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
+def _edges(bins: Any) -> int | np.ndarray[Any, Any] | Operand:
     several = isinstance(bins, Operand) or (isinstance(bins, np.ndarray) and bins.ndim)
     if isinstance(bins, SupportsIndex) and not several:
         count = operator.index(bins)
@@ -292,7 +297,7 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
     if isinstance(bins, Operand):
         if len(bins.shape) != 1:
             raise ValueError("`bins` must be 1d, when an array")
-        return bins  # type: ignore[return-value]
+        return bins
     edges = np.asarray(bins)
     if is_float(edges.dtype) and is_added(edges.dtype):
         edges = edges.astype(np.float32)

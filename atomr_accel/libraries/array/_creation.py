@@ -145,12 +145,14 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
-        ``k`` is the distance of the diagonal above the main one. ``out`` may be ``m``.
+        ``k`` is the distance of the diagonal above the main one. ``out`` may be ``m``. One
+        dimension stands for a matrix of equal rows.
         """
         shape, lower, k = self._operand(m, "m").shape, _name == "tril", operator.index(k)
-        if len(shape) < 2:
-            raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
-        row, column = index(shape[-2:], 0), index(shape[-2:], 1)
+        if not shape:
+            raise ValueError("m must have at least one dimension, not none")
+        sides = shape[-2:] if len(shape) > 1 else shape * 2
+        row, column = index(sides, 0), index(sides, 1)
         offset = _offset(k if lower else k - 1, row)
         inside = row + offset >= column if lower else row + offset < column
         return self._evaluated(where(inside, m, constant(0, m.dtype)), out)

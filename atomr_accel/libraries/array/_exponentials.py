@@ -10,6 +10,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
+from ...arrays.expressions.promotion import common
 from ...ops import D, Request, op
 from .steps import ArrayPart, CallSteps
 
@@ -52,6 +53,8 @@ class Exponentials(ArrayPart[D]):
             sign: Any = ufunc("sign", many + rest)
         else:
             factors: Any = self._real(b, "b")
+            dtype = common((x.dtype, factors.dtype))
+            x, factors = cast(x, dtype), cast(factors, dtype)
             used = where(factors != 0, x, -math.inf)
             top = _finite(used.max(axis, keepdims=True, initial=-math.inf))
             total: Any = (factors * ufunc("exp", used - top)).sum(axis, keepdims=True)

@@ -159,7 +159,7 @@ class Joining(Manipulation[D]):
                 if isinstance(to, slice):
                     target = made[(*key, to)]
                     steps.evaluate(broadcast(content, target.shape), target)
-                elif to.size:
+                else:  # also at no places, for which values have to fit
                     steps.do(own.setitem(made, (*key, to), content))
             return made
 

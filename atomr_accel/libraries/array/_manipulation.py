@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
@@ -48,7 +48,12 @@ class Manipulation(ArrayPart[D]):
             device: this device's name, or None.
         """
         self._check_device(device)
-        given, kind = self._operand(x), as_dtype(dtype)
+        return self._converted(x, as_dtype(dtype), casting, copy=copy)
+
+    def _converted(
+        self, x: Operand, kind: np.dtype[Any], casting: Casting = "unsafe", *, copy: bool
+    ) -> Request[GpuRef]:
+        given = self._operand(x)
         require_castable(given.dtype, kind, casting)
         if given.dtype is kind:
             return self._several("astype", lambda steps: _same(steps, given, copy=copy))
@@ -104,14 +109,27 @@ class Manipulation(ArrayPart[D]):
     def round(self, a: Operand, decimals: int = 0, out: GpuRef | None = None) -> Request[GpuRef]:
         """Round to ``decimals`` digits, halves to even; as ``numpy.round``.
 
+        Real and imaginary parts of complex numbers are rounded each for themselves.
         ``decimals`` are digits after the point; negative numbers are digits before it. ``out``, a
         buffer for the result, may be ``a``.
 
         Raises:
             ValueError: more than 308 digits.
         """
-        made = self._made(np.round, self._operand(a, "a"), operator.index(decimals))
-        return self._several("round", lambda steps: steps.evaluate(made, out))
+        given, digits = self._operand(a, "a"), operator.index(decimals)
+        if given.dtype.kind != "c":
+            made = self._made(np.round, given, digits)
+            return self._several("round", lambda steps: steps.evaluate(made, out))
+        parts = [self._made(np.round, each, digits) for each in (given.real, given.imag)]
+
+        def build(steps: CallSteps) -> GpuRef:
+            made = steps.output(given.shape, given.dtype)
+            # An infinite part times 1j would make NaN of the other one, so they are not added.
+            places = made[..., None].view(parts[0].dtype)
+            steps.evaluate_all(parts, (places[..., 0], places[..., 1]))
+            return made if out is None else steps.evaluate(made, out)
+
+        return self._several("round", build)
 
     @op
     def isclose(

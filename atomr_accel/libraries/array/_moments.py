@@ -82,7 +82,10 @@ class Moments(Quantiles[D], Counting[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Compute covariances of variables; as ``numpy.cov``."""
+        """Compute covariances of variables; as ``numpy.cov``.
+
+        Weights are not checked: results of negative ones, or of those whose sum is 0, mean nothing.
+        """
         build = self._covariance(m, y, rowvar, bias, ddof, fweights, aweights, dtype)
         return self._several("cov", build)
 

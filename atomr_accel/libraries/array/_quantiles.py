@@ -103,7 +103,8 @@ class Quantiles(Sorting[D]):
         ``q`` are from 0 to 1; several of them become new first axes of the result. ``method`` is
         NumPy's name of the interpolation between two elements. ``weights`` say how much each
         element counts, at least 0, with ``"inverted_cdf"`` alone: of the shape of ``a``, or of that
-        of ``axis``. Other arguments are those of ``median``.
+        of ``axis``. They are not checked: results of negative ones, or of zeros alone, mean
+        nothing. Other arguments are those of ``median``.
 
         Raises:
             ValueError: no elements, ``q`` out of range, an unknown method, or weights with another

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..._dtypes import is_inexact
-from ...arrays.expressions import Operand, constant
+from ...arrays.expressions import Operand, cast, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.expression import where as choose
 from ...arrays.expressions.functions import require_inexact
+from ...arrays.expressions.promotion import require_castable
 from ...ops import D, Request, op, op_family
 from .steps import ArrayPart
 
@@ -111,8 +112,16 @@ class ArrayReductions(ArrayPart[D]):
         out: GpuRef | None = None,
         keepdims: bool = False,
     ) -> Request[GpuRef]:
-        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``."""
-        return self._reduced(getattr(_NUMPY, _name), a, out, axis=axis, keepdims=keepdims)
+        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``.
+
+        The difference has the dtype of ``out``, if there is one.
+        """
+        given = self._operand(a, "a")
+        if out is None or self._ref(out, "out").dtype is given.dtype:
+            return self._reduced(getattr(_NUMPY, _name), given, out, axis=axis, keepdims=keepdims)
+        most, least = (each(given, axis, keepdims=keepdims) for each in (_NUMPY.max, _NUMPY.min))
+        require_castable(given.dtype, out.dtype, "same_kind")
+        return self._evaluated(ufunc("subtract", cast(most, out.dtype), least), out)
 
     @op
     def mean(
@@ -299,7 +308,11 @@ class ArrayReductions(ArrayPart[D]):
         """
     )
     nanargmin: Final = argmax.like(
-        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
+        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``.
+
+        A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
+        are those of ``argmax``.
+        """
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, get_args
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from ..._dtypes import as_dtype
+from ..._dtypes import as_dtype, number_kind
 from ...arrays.expressions import Operand, broadcast, cast, constant, index
 from ...arrays.expressions.expression import ufunc
 from ...ops import D, Request, op
@@ -227,7 +227,12 @@ class Repeating(ArrayPart[D]):
             constant_values: the new elements with ``"constant"``.
             end_values: the outermost elements with ``"linear_ramp"``.
             reflect_type: ``"odd"`` turns what ``"reflect"`` and ``"symmetric"`` give upside down:
-                twice the edge minus the element.
+                twice the edge minus the element. Integers wrap.
+
+        Raises:
+            TypeError: bools with ``"odd"``, or complex numbers with ``"median"``.
+            ValueError: an unknown name, sizes out of range, or an empty axis that has no content
+                for new elements.
         """
         ref = self._ref(array, "array")
         if reflect_type not in ("even", "odd"):
@@ -237,6 +242,8 @@ class Repeating(ArrayPart[D]):
             raise TypeError("array must hold numbers with reflect_type='odd', not bool")
         if mode not in _PAD_MODES:
             raise ValueError(f"mode '{mode}' is not supported; there are {', '.join(_PAD_MODES)}")
+        if mode == "median" and ref.dtype.kind == "c":
+            raise TypeError(f"array must hold real numbers with mode='median', not {ref.dtype}")
         widths = _widths(pad_width, ref.ndim)
         value = _number(constant_values, "constant_values")
         filler = constant(value, ref.dtype) if mode == "constant" else None
@@ -312,7 +319,7 @@ class Repeating(ArrayPart[D]):
         if mode != "linear_ramp":
             own: Any = self.as_requests(steps.preparer.home)
             made = steps.do(getattr(own, _STATISTICS[mode])(kept, axis=0, keepdims=True))
-            whole = made.dtype is not kept.dtype
+            whole = made.dtype is not kept.dtype and number_kind(kept.dtype) in ("i", "u")
             return cast(broadcast(ufunc("rint", made) if whole else made, shape), kept.dtype)
         wide = as_dtype(np.result_type(kept.dtype, np.float64))
         first = constant(wide.type(last), wide)
@@ -332,7 +339,10 @@ def _upside_down(piece: GpuRef, ends: tuple[GpuRef, GpuRef], periods: int, step:
     """Elements of an odd reflection, some periods away, each of which adds the rise twice."""
     first, last = ends
     dtype = piece.dtype
-    far: Any = constant(2 * periods, dtype) * (last - first) if periods else None
+    times: Any = 2 * periods
+    if number_kind(dtype) in ("i", "u"):
+        times = np.asarray(times).astype(dtype)[()]  # which wraps, as the sums do
+    far: Any = constant(times, dtype) * (last - first) if periods else None
     made: Any = piece if step > 0 else constant(2, dtype) * last - piece
     return cast(made if far is None else made + far, dtype)
 

@@ -112,7 +112,9 @@ class Unique(Sorting[D]):
         moved = ask(own.ascontiguousarray(given)).moveaxis(axis, 0)
         n, rest = moved.shape[0], moved.shape[1:]
         if not n:
-            raise ValueError("ar must have at least one part along the axis, not none")
+            none = [steps.output((0,), INT64) for wanted in flags if wanted]
+            empty = steps.output(given.shape, given.dtype)
+            return (empty, *none) if none else empty
         rows = ask(own.ascontiguousarray(moved)).reshape(n, math.prod(rest))
         columns = [rows[:, at] for at in range(rows.shape[1])[::-1]]
         order = ask(own.lexsort(columns) if columns else own.arange(n))

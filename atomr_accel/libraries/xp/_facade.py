@@ -22,6 +22,7 @@ from .dtypes import Flag, NamespaceInfo, StandardDtypes
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+    from ...arrays.expressions.promotion import Casting
     from ...ops import DeviceView
     from ..array.steps import CallSteps
     from ..cub.facade import Cub
@@ -129,7 +130,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
         kind = obj.dtype if dtype is None else as_dtype(dtype)
         if copy is False and not (isinstance(obj, GpuRef) and obj.dtype is kind):
             raise ValueError("copy must not be False for another dtype or an expression")
-        return self._steps.astype(obj, kind, copy=bool(copy))
+        return self._converted(obj, kind, copy=bool(copy))
 
     @overload
     def from_dlpack(
@@ -181,6 +182,30 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
         return self._steps.full(shape, 0, np.float64 if dtype is None else dtype)
 
     # --- elements ---------------------------------------------------------------------------
+
+    @op
+    def astype(
+        self,
+        x: Operand,
+        dtype: DTypeLike,
+        casting: Casting = "unsafe",
+        *,
+        copy: bool = True,
+        device: str | None = None,
+    ) -> Request[GpuRef]:
+        """Convert elements to another dtype; as ``device.array.astype``.
+
+        Raises:
+            TypeError: complex numbers to real ones; take ``real`` or ``imag`` of them.
+        """
+        self._check_device(device)
+        given, kind = self._operand(x), as_dtype(dtype)
+        if given.dtype.kind == "c" and kind.kind not in "cb":
+            raise TypeError(
+                f"dtype must be complex or bool for elements of {given.dtype.name}, not "
+                f"{kind.name}; take real(x) or imag(x) first"
+            )
+        return self._converted(given, kind, casting, copy=copy)
 
     @op
     def clip(  # type: ignore[override] # as the standard

@@ -95,7 +95,7 @@ async def test_parts_of_matrices(
     host = sample(seed, shape, dtype)
     x = await put(device, host, layout)
     array = device.array
-    if len(shape) > 1:
+    if shape:
         same(await fetched(device, await array.tril(x, k)), np.tril(host, k))
         same(await fetched(device, await array.triu(x, k)), np.triu(host, k))
     if len(shape) in (1, 2):
@@ -277,7 +277,7 @@ test_manipulation_refuses_invalid_arguments = refuses(
         ("arange(1j)", TypeError, "real number"),
         ("linspace(0, 1, -1)", ValueError, "Number of samples, -1, must be non-negative"),
         ("eye(-1)", ValueError, "negative"),
-        ("tril(f8_6)", ValueError, "two dimensions"),
+        ("tril(f8_6[0])", ValueError, "at least one dimension"),
         ("full(3, [1, 2])", TypeError, "fill_value must be a number"),
         ('full(3, 300, "int8")', OverflowError, "out of bounds for int8"),
         ("diag(f8_2x3[None])", ValueError, "Input must be 1- or 2-d"),
