@@ -37,7 +37,6 @@ WRITE: Final[dict[str, str]] = {
     "setflags": "await device.seal(x)",
     "ctypes": "await device.run(function, x), or np.from_dlpack(x)",
     # transfers, copies and lifetimes
-    "array": "await device.put(array)",
     "asarray": "await device.put(array)",
     "clone": "await device.copy(x)",
     "copy": "await device.copy(x)",
