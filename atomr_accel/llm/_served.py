@@ -368,6 +368,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             return
         self._scheduler.computed()
         self._recovering = False
+        # Not while suspects are tried, or each trial that fails would begin to doubt anew.
         if not self._scheduler.statistics().suspects:
             self._outside = 0
         parts = []

@@ -103,10 +103,9 @@ class ArrayReductions(ArrayPart[D]):
         """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``."""
     )
 
-    @op_family
+    @op
     def ptp(
         self,
-        _name: str,
         a: Operand,
         axis: Axis = None,
         out: GpuRef | None = None,
@@ -118,7 +117,7 @@ class ArrayReductions(ArrayPart[D]):
         """
         given = self._operand(a, "a")
         if out is None or self._ref(out, "out").dtype is given.dtype:
-            return self._reduced(getattr(_NUMPY, _name), given, out, axis=axis, keepdims=keepdims)
+            return self._reduced(_NUMPY.ptp, given, out, axis=axis, keepdims=keepdims)
         most, least = (each(given, axis, keepdims=keepdims) for each in (_NUMPY.max, _NUMPY.min))
         require_castable(given.dtype, out.dtype, "same_kind")
         return self._evaluated(ufunc("subtract", cast(most, out.dtype), least), out)
@@ -264,10 +263,20 @@ class ArrayReductions(ArrayPart[D]):
         return self._reduced(np.mean, a, out, where=_not_nan(a), **options)
 
     nanprod: Final = nansum.like("""Products without NaN; as ``numpy.nanprod``, and as ``sum``.""")
-    nanmax: Final = ptp.like(
+
+    @op_family
+    def nanmax(
+        self,
+        _name: str,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
         """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``."""
-    )
-    nanmin: Final = ptp.like(
+        return self._reduced(getattr(_NUMPY, _name), a, out, axis=axis, keepdims=keepdims)
+
+    nanmin: Final = nanmax.like(
         """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``."""
     )
     nanmean: Final = nansum.like(

@@ -102,6 +102,24 @@ async def test_a_range_has_the_dtype_of_its_place(device: Device) -> None:
         await device.array.ptp(await device.evaluate(x * 0.5), out=await device.put(np.array(0)))
 
 
+REDUCTIONS = [
+    *("sum", "prod", "max", "min", "ptp", "mean", "var", "std", "median"),
+    *("nansum", "nanprod", "nanmax", "nanmin", "nanmean", "nanvar", "nanstd", "nanmedian"),
+]
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@on_shared
+async def test_a_reduction_into_a_place_of_a_wider_dtype(device: Device, name: str) -> None:
+    host = np.float32([[1, 2, 5], [7, 3, 4]])
+    if name.startswith("nan"):
+        host[0, 1] = NAN
+    out = await device.put(np.full(2, -1.0))
+    await getattr(device.array, name)(await device.put(host), axis=1, out=out)
+    expected = getattr(np, name)(host.astype(np.float64), axis=1)
+    np.testing.assert_allclose(await device.get(out), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("places", [[], slice(0, 0), np.zeros(3, bool)])
 @on_shared
 async def test_values_for_no_places_have_to_fit(device: Device, places: Any) -> None:
