@@ -111,7 +111,7 @@ REDUCTIONS = [
 @pytest.mark.parametrize("name", REDUCTIONS)
 @on_shared
 async def test_a_reduction_into_a_place_of_a_wider_dtype(device: Device, name: str) -> None:
-    host = np.float32([[1, 2, 5], [7, 3, 4]])
+    host = np.array([[1, 2, 5], [7, 3, 4]], np.float32)
     if name.startswith("nan"):
         host[0, 1] = NAN
     out = await device.put(np.full(2, -1.0))
