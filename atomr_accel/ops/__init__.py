@@ -29,6 +29,7 @@ from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec, Transfers
 from ._merged import LARGEST_ITEM, merged
 from ._op import Facade, Identity, RequestsOnly, op, op_family
+from ._operation import DeclaredOp, op_of
 from ._origin import require_home, require_made_on
 from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
@@ -65,6 +66,7 @@ __all__ = [
     "CallTemplates",
     "Collected",
     "D",
+    "DeclaredOp",
     "DeviceView",
     "DurableRoom",
     "Facade",
@@ -99,6 +101,7 @@ __all__ = [
     "on_copies",
     "op",
     "op_family",
+    "op_of",
     "overlap",
     "perform",
     "picker",

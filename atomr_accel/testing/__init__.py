@@ -8,6 +8,7 @@ await kill_host(device)                          # as the OOM killer would
 await hang(device)                               # an op that never ends
 await standby_ready(device)                      # so that the next fault costs little
 await compare(device, kernel, 4, 256, (1000,))   # a kernel and what stands for it on the CPU
+await check_refusals(device, "sparse.gather", y=y, indices=at)  # every wrong argument raises
 """
 
 from importlib import import_module
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from ._compare import Comparison, compare
     from ._delays import lane_delays
     from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
+    from ._refusals import check_refusals
 
 __all__ = [
     "FAULTS",
     "Comparison",
     "FaultName",
+    "check_refusals",
     "compare",
     "hang",
     "kill_host",
@@ -33,6 +36,7 @@ __all__ = [
 # Sessions of pytest load the plugin, and need neither trio nor NumPy for isolated tests.
 _HOME = {
     "Comparison": "_compare",
+    "check_refusals": "_refusals",
     "compare": "_compare",
     "lane_delays": "_delays",
 }

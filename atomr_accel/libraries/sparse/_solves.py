@@ -15,8 +15,9 @@ from ...wire.options import flag
 from ..blas.checks import operation, scalar
 from ._products import by_rows, require_format
 from .array import SparseRef
-from .part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
+from .part import LANE, SparsePart, laid, place, taken_as
 from .wire._messages import Analyse, DenseMatrix, ForgetSparse, Solve, SparseSpec, encode
+from .wire._vectors import SINGLE_OR_DOUBLE
 
 if TYPE_CHECKING:
     from ...memory import Block

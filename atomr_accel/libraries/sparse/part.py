@@ -28,6 +28,7 @@ from ..array.steps import CallSteps
 from ._ell import EllRef
 from .array import SparseRef
 from .wire._messages import DenseMatrix, Matrix, MeasureSparse, RunSparse, SparseSpec, encode
+from .wire._vectors import SINGLE_OR_DOUBLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +51,6 @@ LANE: Final = LaneSpec("sparse", _EXECUTORS)
 WAITING: Final = LaneSpec("sparse-waits", _EXECUTORS, own_thread=True)
 """Runs what waits for the device in the middle of it."""
 
-SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
 FLOATS: Final = ("float16", "bfloat16", *SINGLE_OR_DOUBLE)
 
 _SMALL: Final = 16 << 20

@@ -14,20 +14,23 @@ from ...ops import (
     Request,
     Submission,
     op,
+    op_of,
     require_alignment,
     require_dtype,
     require_no_alias,
     require_no_race,
     require_readable,
     require_shape,
-    require_writable,
 )
 from ...wire.options import flag
 from ..blas.checks import scalar
 from ..sparse.part import laid, place
 from ._structured import StructuredRef
 from .wire._messages import (
-    Algorithm,
+    ALIGNMENT,
+    RESULTS,
+    STRUCTURED,
+    WHY,
     CheckSparsity,
     Compress,
     DenseOperand,
@@ -60,21 +63,8 @@ Epilogue = Literal["bias", "relu", "relu_bias", "gelu", "gelu_bias"]
 Order = Literal["C", "F"]
 
 _FP8: Final = ("float8_e4m3fn", "float8_e5m2")
-RESULTS: Final[dict[str, tuple[str, ...]]] = {
-    "float16": ("float16",),
-    "bfloat16": ("bfloat16",),
-    "float32": ("float32",),
-    "int8": ("int32", "int8", "float16", "bfloat16"),
-    "float8_e4m3fn": ("bfloat16", "float16", "float32", "float8_e4m3fn"),
-    "float8_e5m2": ("bfloat16", "float16", "float32", "float8_e5m2"),
-}
-"""The dtypes of results, by that of the matrices; the first is the default."""
-
-_STRUCTURED: Final = {1: 32, 2: 16, 4: 8}
 _DENSE: Final = {1: 16, 2: 8, 4: 4}
 """Number of which extents must be multiples, by the bytes of an element."""
-_ALIGNMENT: Final = 16
-_WHY: Final = f"cuSPARSELt reads {_ALIGNMENT} bytes at a time"
 
 
 @final
@@ -111,64 +101,8 @@ class SparseLt(Facade[D]):
 
     # --- matrices -----------------------------------------------------------------------------
 
-    @op
-    def prune(
-        self, a: GpuRef, *, alg: Algorithm = "strip", out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """Set half of the elements of each group to zero, so that the largest ones are kept.
-
-        Vendor function: ``cusparseLtSpMMAPrune2``.
-
-        Args:
-            a: shape (m, k), of a dtype of the table.
-            alg: "strip" keeps the two largest magnitudes of each four elements of a row, or one of
-                two for float32. "tile" keeps half of each row and each column of squares of 4 x 4,
-                or 2 x 2 for float32, with the largest sum of magnitudes. The transpose is then
-                pruned too.
-            out: where to put the result: of the same shape and dtype, not in the memory of ``a``.
-
-        Raises:
-            ValueError: extents that are not the required multiples, another ``alg``, or ``out``
-                shares memory with ``a``.
-            LibraryMissing: cuSPARSELt is not installed.
-        """
-        if alg not in get_args(Algorithm):
-            raise ValueError(f"alg must be 'strip' or 'tile', not {alg!r}")
-
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            matrix, source = self._structured(preparer, a)
-            made = preparer.output(a.shape, a.dtype) if out is None else out
-            target = require_writable(made, preparer.memory, "out")
-            require_dtype(made, a.dtype, "out", "a")
-            require_shape(made, a.shape, "out")
-            require_alignment(made, _ALIGNMENT, "out", _WHY)
-            require_no_alias("prune", [("out", made)], [("a", a)])
-            message = Prune(matrix, alg, source.address, target.address)
-            return Submission(message, (source,), (target,), made)
-
-        return Request(LANE, "sparselt.prune", prepare)
-
-    @op
-    def check(self, a: GpuRef) -> Request[bool]:
-        """Check that half of each group's elements are zero, as compression needs.
-
-        Vendor function: ``cusparseLtSpMMAPruneCheck2``.
-
-        Args:
-            a: as for ``prune``.
-
-        Returns:
-            True if they are.
-
-        Raises:
-            Unsupported: in a batch or a recording.
-        """
-
-        def prepare(preparer: Preparer) -> Submission[bool]:
-            matrix, source = self._structured(preparer, a)
-            return Submission(CheckSparsity(matrix, source.address), (source,), (), finish=bool)
-
-        return Request(LANE, "sparselt.check", prepare)
+    prune: Final = op_of(Prune, LANE)
+    check: Final = op_of(CheckSparsity, LANE)
 
     @op
     def compress(self, a: GpuRef) -> Request[StructuredRef]:
@@ -324,7 +258,7 @@ class SparseLt(Facade[D]):
                 named.append(("bias", bias))
             require_no_alias("matmul", [("out", made)], named, in_place=(("out", "c"),))
             for name, ref in (*named, ("out", made)):
-                require_alignment(ref, _ALIGNMENT, name, _WHY)
+                require_alignment(ref, ALIGNMENT, name, WHY)
             spec = SparseLtSpec(
                 Structured(*a.shape, NAMES[a.dtype]),
                 *(right, adding, result),
@@ -356,8 +290,8 @@ class SparseLt(Facade[D]):
         if a.ndim != 2:
             raise ValueError(f"a must have two dimensions, not shape {a.shape}")
         block = require_readable(a, preparer.memory, "a")
-        require_alignment(a, _ALIGNMENT, "a", _WHY)
-        _require_multiples(a.shape, _STRUCTURED[a.dtype.itemsize], "a", a.dtype)
+        require_alignment(a, ALIGNMENT, "a", WHY)
+        _require_multiples(a.shape, STRUCTURED[a.dtype.itemsize], "a", a.dtype)
         rows, columns = a.shape
         return Structured(rows, columns, NAMES[a.dtype]), block
 

@@ -20,7 +20,7 @@ from ...ops import (
     same_place,
 )
 from ..blas.checks import scalar
-from .wire._messages import ADDS, Operation, OperationKind, TensorLayout
+from .wire._messages import ADDS, OperationKind, TensorLayout, TensorOperation
 from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, TF32, UNARY
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def operation_of(
     operators: tuple[str, ...],
     jit: bool,
     autotune: bool,
-) -> Operation:
+) -> TensorOperation:
     """Return the operation that the lane is to run."""
     name = NAMES[checked.dtype]
     known = COMPUTE[name]
@@ -269,7 +269,7 @@ def operation_of(
         output = msgspec.structs.replace(output, alignment=aligned)
     if call.kind in (OperationKind.BINARY, OperationKind.TRINARY):
         inputs[-1] = msgspec.structs.replace(output, operator=unary[-1])
-    return Operation(
+    return TensorOperation(
         call.kind,
         name,
         compute_type or known[0],

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.sparselt._facade import RESULTS
+from atomr_accel.libraries.sparselt.wire._messages import RESULTS
 
 from ..conformance import Array, Near, Operation, Sample, eps_of
 

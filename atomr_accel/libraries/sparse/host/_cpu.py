@@ -11,6 +11,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from ...._dtypes import DTYPES
+from ....executors.operations import array_handlers
 from ....wire import StickyFault
 from ..wire._messages import (
     Analyse,
@@ -22,6 +23,7 @@ from ..wire._messages import (
     Solve,
     decode,
 )
+from ..wire._vectors import Axpby, Gather, Scatter
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
@@ -41,7 +43,7 @@ class CpuSparse:
         del stream
         self._context: Final = context
         self._products: dict[int, Any] = {}
-        self.handlers: Final = {
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Analyse: self._nothing,
             RunSparse: self._call,
             ForgetSparse: self._forget,
@@ -49,14 +51,14 @@ class CpuSparse:
             FindStructure: self._multiply,
             ComputeProduct: self._product,
             Solve: self._solve,
+            **array_handlers(
+                context, {Axpby: self._axpby, Gather: self._gather, Scatter: self._scatter}
+            ),
         }
         self._calls: Final[dict[str, Callable[..., None]]] = {
             "matvec": self._matmul,
             "matmat": self._matmul,
             "sddmm": self._sddmm,
-            "axpby": self._axpby,
-            "gather": self._gather,
-            "scatter": self._scatter,
             "dot": self._dot,
             **dict.fromkeys(_BANDS, self._banded),
         }
@@ -198,30 +200,28 @@ class CpuSparse:
 
     # --- vectors ------------------------------------------------------------------------------
 
-    def _axpby(self, spec: SparseSpec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
-        indices, x, y = self._vector(spec, at)
+    def _axpby(self, x: Array, indices: Array, y: Array, a: Scalar, b: Scalar) -> None:
+        require_within(self._context, indices, len(y))
+        beta = number(b)
         y[...] = beta * y if beta else 0
-        np.add.at(y, indices, alpha * x)
+        np.add.at(y, indices, number(a) * x)
 
-    def _gather(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
-        indices, x, y = self._vector(spec, at)
-        x[...] = y[indices]
+    def _gather(self, y: Array, indices: Array, out: Array) -> None:
+        require_within(self._context, indices, len(y))
+        out[...] = y[indices]
 
-    def _scatter(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
-        indices, x, y = self._vector(spec, at)
+    def _scatter(self, x: Array, indices: Array, y: Array) -> None:
+        require_within(self._context, indices, len(y))
         y[indices] = x
 
     def _dot(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
-        indices, x, y = self._vector(spec, at)
-        out = self._array(at[3], (), spec.dtype)
-        out[...] = (x.conj() if spec.flags[0] else x) @ y[indices]
-
-    def _vector(self, spec: SparseSpec, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
         vector, n = spec.matrices[0], spec.dense[0].shape[0]
         indices = self._array(at[0], (vector.nnz,), vector.index)
         require_within(self._context, indices, n)
         x = self._array(at[1], (vector.nnz,), spec.dtype)
-        return indices, x, self._array(at[2], (n,), spec.dtype)
+        out = self._array(at[3], (), spec.dtype)
+        y = self._array(at[2], (n,), spec.dtype)
+        out[...] = (x.conj() if spec.flags[0] else x) @ y[indices]
 
     # --- operands -----------------------------------------------------------------------------
 

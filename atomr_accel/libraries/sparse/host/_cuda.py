@@ -6,14 +6,15 @@ one. Analyses and structures of matrices are kept by number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_int64, c_size_t
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....executors.numbers import CUDA_TYPES
+from ....executors.operations import PlacedOperand, pointer_handlers
 from ....executors.vendor import undone_on_error
 from ....wire.recent import Recent
 from ..wire._messages import (
@@ -28,6 +29,7 @@ from ..wire._messages import (
     Solve,
     decode,
 )
+from ..wire._vectors import Axpby, Gather, Scatter
 from ._cuda_handle import CusparseHandle, load_cusparse
 from ._prototypes import ENUMS, LETTERS
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import SparseSpec
+    from ..wire._messages import Scalar, SparseSpec
 
 _MOST_KNOWN: Final = 1024
 _SOMEWHERE: Final = 1 << 12
@@ -94,6 +96,9 @@ class CudaSparse:
             FindStructure: self._multiply,
             ComputeProduct: self._product,
             Solve: self._solve,
+            **pointer_handlers(
+                context, {Axpby: self._axpby, Gather: self._gather, Scatter: self._scatter}
+            ),
         }
         self._made_of: Final[dict[str, Callable[..., _PreparedCall]]] = {
             "matvec": self._matvec,
@@ -103,11 +108,6 @@ class CudaSparse:
             "tridiagonal": self._banded,
             "tridiagonal_batch": self._banded,
             "pentadiagonal": self._banded,
-        }
-        self._plain: Final[dict[str, Callable[..., None]]] = {
-            "axpby": self._axpby,
-            "gather": self._gather,
-            "scatter": self._scatter,
         }
 
     @staticmethod
@@ -150,9 +150,6 @@ class CudaSparse:
         if not self._begun(spec, at, message.beta):
             return
         with ExitStack() as made:
-            if spec.op in self._plain:
-                self._plain[spec.op](made, spec, at, message.alpha, message.beta)
-                return
             prepared = self._made_of[spec.op](made, spec, at, message.alpha, message.beta)
             need = self._need(message.spec, spec)
             if message.work >= need:
@@ -183,8 +180,6 @@ class CudaSparse:
         elif spec.op == "dot" and not spec.matrices[0].nnz:
             handle.clear(_row(1), spec.dtype, at[3])
             return False
-        elif spec.op in ("gather", "scatter"):
-            return spec.matrices[0].nnz > 0
         return True
 
     # --- products -----------------------------------------------------------------------------
@@ -393,40 +388,44 @@ class CudaSparse:
     def _dot(
         self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
     ) -> _PreparedCall:
-        x, y = self._vectors(made, spec, at)
+        x = self._handle.vector(made, spec.matrices[0], at[:2])
+        y = self._handle.dense(made, spec.dense[0], spec.dtype, at[2])
         conjugated = spec.flags[0] and DTYPES[spec.dtype].kind == "c"
         trans = ENUMS["CUSPARSE_OPERATION_CONJUGATE_TRANSPOSE"] if conjugated else _N
         args = trans, x, y, at[3], CUDA_TYPES[spec.dtype]
         return _PreparedCall("cusparseSpVV", args, to_device=True)
 
     def _axpby(
-        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], alpha: Any, beta: Any
+        self, x: PlacedOperand, indices: PlacedOperand, y: PlacedOperand, a: Scalar, b: Scalar
     ) -> None:
         handle = self._handle
-        if beta in _ZERO:
-            handle.clear(spec.dense[0], spec.dtype, at[2])
-        x, y = self._vectors(made, spec, at)
-        a, b = handle.scalar(spec.dtype, alpha), handle.scalar(spec.dtype, beta)
-        handle.call("cusparseAxpby", a, x, b, y)
+        if b in _ZERO:  # or NaNs would remain
+            handle.clear(DenseMatrix(y.shape), y.dtype, y.pointer)
+        with self._pair(x, indices, y) as (sparse, dense):
+            factors = handle.scalar(y.dtype, a), handle.scalar(y.dtype, b)
+            handle.call("cusparseAxpby", factors[0], sparse, factors[1], dense)
 
-    def _gather(
-        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> None:
-        x, y = self._vectors(made, spec, at)
-        self._handle.call("cusparseGather", y, x)
+    def _gather(self, y: PlacedOperand, indices: PlacedOperand, out: PlacedOperand) -> None:
+        if indices.shape[0]:
+            with self._pair(out, indices, y) as (sparse, dense):
+                self._handle.call("cusparseGather", dense, sparse)
 
-    def _scatter(
-        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> None:
-        x, y = self._vectors(made, spec, at)
-        self._handle.call("cusparseScatter", x, y)
+    def _scatter(self, x: PlacedOperand, indices: PlacedOperand, y: PlacedOperand) -> None:
+        if indices.shape[0]:
+            with self._pair(x, indices, y) as (sparse, dense):
+                self._handle.call("cusparseScatter", sparse, dense)
 
-    def _vectors(self, made: ExitStack, spec: SparseSpec, at: Sequence[int]) -> tuple[int, int]:
-        """A sparse vector and a dense one."""
-        return (
-            self._handle.vector(made, spec.matrices[0], at[:2]),
-            self._handle.dense(made, spec.dense[0], spec.dtype, at[2]),
-        )
+    @contextmanager
+    def _pair(
+        self, x: PlacedOperand, indices: PlacedOperand, y: PlacedOperand
+    ) -> Iterator[tuple[int, int]]:
+        """Descriptors of a sparse vector and a dense one."""
+        vector = Matrix("coo", (1, y.shape[0]), x.shape[0], indices.dtype, x.dtype)
+        with ExitStack() as made:
+            yield (
+                self._handle.vector(made, vector, (indices.pointer, x.pointer)),
+                self._handle.dense(made, DenseMatrix(y.shape), y.dtype, y.pointer),
+            )
 
 
 def computed(dtype: str) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....executors.operations import array_handlers
 from ...blaslt.host.cpu import gelu, saturate
 from ..wire._messages import (
+    GROUP,
     CheckSparsity,
     Compress,
     MeasureCompressed,
@@ -23,6 +25,8 @@ from ..wire._messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire._messages import DenseOperand, Structured
 
@@ -51,31 +55,15 @@ class CpuSparseLt:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self.handlers: Final = {
-            CheckSparsity: self._check,
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Compress: self._compress,
             MeasureCompressed: self._measure,
             MultiplyCompressed: self._multiply,
-            Prune: self._prune,
+            **array_handlers(context, {CheckSparsity: check, Prune: prune}),
         }
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _prune(self, message: Prune) -> None:
-        self._context.check()
-        source = self._matrix(message.source, message.matrix)
-        target = self._matrix(message.target, message.matrix)
-        sizes = np.abs(source.astype(np.float64))
-        mask = {"strip": strips, "tile": tiles}[message.algorithm](sizes, message.matrix.group)
-        target[...] = np.where(mask, source, np.zeros((), source.dtype))
-
-    def _check(self, message: CheckSparsity) -> bool:
-        self._context.check()
-        found = self._matrix(message.source, message.matrix)
-        group = message.matrix.group
-        kept = (found != 0).reshape(-1, group).sum(1)
-        return bool((kept <= group // 2).all())
 
     def _measure(self, message: MeasureCompressed) -> tuple[int, int]:
         matrix = message.matrix
@@ -137,6 +125,23 @@ class CpuSparseLt:
             kind,
             strides if dense.by_rows else strides[::-1],
         )
+
+
+def prune(a: Array, alg: str, out: Array) -> None:
+    """Keep the larger half of each group."""
+    mask = {"strip": strips, "tile": tiles}[alg](np.abs(a.astype(np.float64)), group_of(a))
+    out[...] = np.where(mask, a, np.zeros((), a.dtype))
+
+
+def check(a: Array) -> bool:
+    """Return whether half of each group is zero."""
+    group = group_of(a)
+    return bool(((a != 0).reshape(-1, group).sum(1) <= group // 2).all())
+
+
+def group_of(a: Array) -> int:
+    """Return the number of elements of a row of which half are zero."""
+    return GROUP.get(a.dtype.name, 4)
 
 
 def strips(sizes: Array, group: int) -> Array:

@@ -16,6 +16,7 @@ from ...._dtypes import DTYPES
 from ...._errors import LibraryError, Unsupported
 from ....backends.cuda.host.driver import check, driver
 from ....executors.numbers import CUDA_TYPES, Scalars
+from ....executors.operations import PlacedOperand, pointer_handlers
 from ....executors.timing import timing_events
 from ....executors.vendor import VendorLibrary, undone_on_error
 from ....wire.recent import Recent
@@ -25,6 +26,7 @@ from ..wire._messages import (
     MeasureCompressed,
     MultiplyCompressed,
     Prune,
+    Structured,
     decode,
 )
 from ._prototypes import (
@@ -37,10 +39,10 @@ from ._prototypes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import DenseOperand, SparseLtSpec, Structured
+    from ..wire._messages import DenseOperand, SparseLtSpec
 
 _MOST_PLANS: Final = 256
 _RUNS: Final = 10
@@ -71,12 +73,11 @@ class CudaSparseLt:
         self._plans: Recent[tuple[bytes, int], _SparseLtPlan] = Recent(
             _MOST_PLANS, lambda plan: plan.drop()
         )
-        self.handlers: Final = {
-            CheckSparsity: self._check,
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Compress: self._compress,
             MeasureCompressed: self._measure,
             MultiplyCompressed: self._multiply,
-            Prune: self._prune,
+            **pointer_handlers(context, {CheckSparsity: self._check, Prune: self._prune}),
         }
 
     @staticmethod
@@ -97,29 +98,27 @@ class CudaSparseLt:
 
     # --- pruned and compressed matrices -------------------------------------------------------
 
-    def _prune(self, message: Prune) -> None:
-        handle, pointer = self._handle(), self._context.pointer
-        algorithm = ENUMS[f"CUSPARSELT_PRUNE_SPMMA_{message.algorithm.upper()}"]
+    def _prune(self, a: PlacedOperand, alg: str, out: PlacedOperand) -> None:
+        handle = self._handle()
+        algorithm = ENUMS[f"CUSPARSELT_PRUNE_SPMMA_{alg.upper()}"]
         with ExitStack() as made:
-            matrix = handle.structured(made, message.matrix)
-            source, target = pointer(message.source), pointer(message.target)
+            matrix = handle.structured(made, Structured(a.shape[0], a.shape[1], a.dtype))
             handle.call(
-                *("cusparseLtSpMMAPrune2", matrix, _IS_A, _N, source, target, algorithm),
+                *("cusparseLtSpMMAPrune2", matrix, _IS_A, _N, a.pointer, out.pointer, algorithm),
                 self._stream.pointer,
             )
 
-    def _check(self, message: CheckSparsity) -> bool:
+    def _check(self, a: PlacedOperand) -> bool:
         if self._stream.captures:
             raise Unsupported("a check waits for the device, so it cannot be recorded")
         handle, stream = self._handle(), self._stream
         told = c_int(1)
         with ExitStack() as made:
-            matrix = handle.structured(made, message.matrix)
+            matrix = handle.structured(made, Structured(a.shape[0], a.shape[1], a.dtype))
             cell = int(check("cuMemAlloc", driver.cuMemAlloc(4)))
             made.callback(lambda: check("cuMemFree", driver.cuMemFree(cell)))
-            source = self._context.pointer(message.source)
             handle.call(
-                *("cusparseLtSpMMAPruneCheck2", matrix, _IS_A, _N, source, cell), stream.pointer
+                *("cusparseLtSpMMAPruneCheck2", matrix, _IS_A, _N, a.pointer, cell), stream.pointer
             )
             copy = driver.cuMemcpyDtoHAsync(ctypes.addressof(told), cell, 4, stream.handle)
             check("cuMemcpyDtoHAsync", copy)

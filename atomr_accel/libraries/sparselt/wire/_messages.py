@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, final
 
 import msgspec
 
 from ....wire import Address, Message
 from ....wire import encode as encode_part
+from ....wire.operations import In, Operation, Out
+
+if TYPE_CHECKING:
+    from ....arrays import GpuRef
 
 Algorithm = Literal["strip", "tile"]
 
 GROUP: Final = {"float32": 2}
 """Number of elements of a row of which half are zero; 4 for other types."""
+
+
+RESULTS: Final[dict[str, tuple[str, ...]]] = {
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+    "float32": ("float32",),
+    "int8": ("int32", "int8", "float16", "bfloat16"),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32", "float8_e4m3fn"),
+    "float8_e5m2": ("bfloat16", "float16", "float32", "float8_e5m2"),
+}
+"""The dtypes of results, by that of the matrices; the first is the default."""
+
+STRUCTURED: Final = {1: 32, 2: 16, 4: 8}
+"""Number of which extents must be multiples, by the bytes of an element."""
+
+ALIGNMENT: Final = 16
+WHY: Final = f"cuSPARSELt reads {ALIGNMENT} bytes at a time"
+HALVED: Final = In("m k", tuple(RESULTS), multiple=STRUCTURED, aligned=ALIGNMENT, why=WHY)
+"""A matrix that is, or may be, half zeros."""
 
 
 class Structured(msgspec.Struct, frozen=True, array_like=True):
@@ -82,28 +106,49 @@ def decode(encoded: bytes) -> SparseLtSpec:
     return msgspec.msgpack.decode(encoded, type=SparseLtSpec)
 
 
-class Prune(Message, frozen=True):
-    """Set the smaller half of each group of elements to zero.
+@final
+class Prune(Operation["GpuRef"]):
+    """Set half of the elements of each group to zero, so that the largest ones are kept.
 
-    Attributes:
-        algorithm: the shape of groups.
-        source: its address.
-        target: address of the result, possibly the same.
+    Vendor function: ``cusparseLtSpMMAPrune2``.
+
+    Args:
+        a: shape (m, k), of a dtype of the table.
+        alg: "strip" keeps the two largest magnitudes of each four elements of a row, or one of
+            two for float32. "tile" keeps half of each row and each column of squares of 4 x 4,
+            or 2 x 2 for float32, with the largest sum of magnitudes. The transpose is then
+            pruned too.
+        out: where to put the result: of the same shape and dtype, not in the memory of ``a``.
+
+    Raises:
+        ValueError: extents that are not the required multiples, another ``alg``, or ``out``
+            shares memory with ``a``.
+        LibraryMissing: cuSPARSELt is not installed.
     """
 
-    matrix: Structured
-    algorithm: Algorithm
-    source: Address
-    target: Address
+    a: Annotated[GpuRef, HALVED]
+    _: KW_ONLY
+    alg: Algorithm = "strip"
+    out: Annotated[GpuRef | None, Out(like="a", aligned=ALIGNMENT, why=WHY)] = None
 
 
-class CheckSparsity(Message, frozen=True):
-    """Tell whether half of each group of elements is zero."""
+@final
+class CheckSparsity(Operation[bool]):
+    """Check that half of each group's elements are zero, as compression needs.
 
-    returns: ClassVar[Any] = bool
+    Vendor function: ``cusparseLtSpMMAPruneCheck2``.
 
-    matrix: Structured
-    source: Address
+    Args:
+        a: as for ``prune``.
+
+    Returns:
+        True if they are.
+
+    Raises:
+        Unsupported: in a batch or a recording.
+    """
+
+    a: Annotated[GpuRef, HALVED]
 
 
 class MeasureCompressed(Message, frozen=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Operation, TensorLayout
+    from ..wire._messages import TensorLayout, TensorOperation
 
 _Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def _applied(operator: str, x: _Array) -> Any:
     )
 
 
-def _computed(operation: Operation, terms: list[Any], scalars: list[Any]) -> Any:
+def _computed(operation: TensorOperation, terms: list[Any], scalars: list[Any]) -> Any:
     """Return the result without the added array."""
     output = operation.output.modes
     modes = [each.modes for each in operation.inputs]

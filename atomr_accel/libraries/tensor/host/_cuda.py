@@ -23,9 +23,9 @@ from ....wire.recent import Recent
 from ..wire._messages import (
     ADDS,
     Available,
-    Operation,
     OperationKind,
     RunTensor,
+    TensorOperation,
     TuneTensor,
     decode,
 )
@@ -222,7 +222,7 @@ class _TensorPlan:
     """
 
     def __init__(
-        self, library: VendorLibrary, handle: int, operation: Operation, algorithm: int
+        self, library: VendorLibrary, handle: int, operation: TensorOperation, algorithm: int
     ) -> None:
         self._library = library
         self._handle = handle

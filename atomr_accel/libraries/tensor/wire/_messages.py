@@ -1,6 +1,6 @@
 """Messages of the tensor lane.
 
-All operations are one message, whose ``Operation`` is sent as bytes. These bytes are the key of
+All operations are one message, whose ``TensorOperation`` is sent as bytes. These are the key of
 executors' plans: they are equal if all extents, strides, modes, dtypes, operators, compute types
 and alignments are.
 """
@@ -58,7 +58,7 @@ class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
     operator: str = "identity"
 
 
-class Operation(msgspec.Struct, frozen=True, array_like=True):
+class TensorOperation(msgspec.Struct, frozen=True, array_like=True):
     """An operation without addresses and scalars.
 
     Attributes:
@@ -120,15 +120,15 @@ class TuneTensor(Message, frozen=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Operation)
+_DECODER: Final = msgspec.msgpack.Decoder(TensorOperation)
 
 
-def encode(operation: Operation) -> bytes:
+def encode(operation: TensorOperation) -> bytes:
     """An operation as bytes."""
     return _ENCODER.encode(operation)
 
 
-def decode(data: bytes) -> Operation:
+def decode(data: bytes) -> TensorOperation:
     """An operation of its bytes."""
     return _DECODER.decode(data)
 

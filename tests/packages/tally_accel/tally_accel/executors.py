@@ -8,8 +8,9 @@ import numpy as np
 
 from atomr_accel.backends import Stream
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.executors.operations import array_handlers
 
-from .messages import CountNonzero
+from .operations import CountNonzero
 
 
 class TallyContext(CpuContext):
@@ -19,17 +20,15 @@ class TallyContext(CpuContext):
 
 
 class TallyExecutor:
-    """Executes the messages with NumPy."""
+    """Executes the ops with NumPy."""
 
     def __init__(self, context: Any, stream: Stream) -> None:
-        self._context = context
-        self.handlers = {CountNonzero: self._count_nonzero}
+        self.handlers = array_handlers(context, {CountNonzero: count_nonzero})
 
     def close(self) -> None:
         """Do nothing, because nothing is held."""
 
-    def _count_nonzero(self, message: CountNonzero) -> None:
-        self._context.check()
-        x = self._context.array(message.x, (message.count,), np.dtype(message.dtype))
-        result = self._context.array(message.result, (), np.dtype(np.int64))
-        result[...] = np.count_nonzero(x)
+
+def count_nonzero(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Write the number of elements that are not zero to ``out``."""
+    out[...] = np.count_nonzero(x)
