@@ -91,7 +91,7 @@ async def main(only: list[str]) -> None:
             each = max(1, min(50, (4 << 30) // nbytes // AT_ONCE))
             ours = min(
                 [
-                    await seconds_in_flight(lambda data=data: target.copy(data), AT_ONCE, each)  # type: ignore[misc]
+                    await seconds_in_flight(lambda data=data: target.copy(data), AT_ONCE, each)
                     for _ in range(ROUNDS + 1)
                 ][1:]
             )
