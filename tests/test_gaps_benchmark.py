@@ -122,6 +122,13 @@ def test_a_line_that_fails_leaves_the_others(
     }
 
 
+def test_a_figure_that_is_not_printed_is_told(
+    gaps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ran(gaps, tmp_path, monkeypatch, 'print("one 0.5")')
+    assert told["two"] == "failed: its output has no such figure; the rival may be missing"
+
+
 def test_a_benchmark_that_hangs_is_ended_with_its_children(
     gaps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

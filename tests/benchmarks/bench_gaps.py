@@ -14,6 +14,7 @@ Without a GPU it prints the lines that cannot run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -260,7 +261,8 @@ def run(source: Source, gaps: list[Gap], limit: float) -> Iterator[tuple[Gap, st
         def end(because: str) -> None:
             nonlocal why
             why = why or because
-            os.killpg(process.pid, signal.SIGKILL)  # hosts keep the pipe open
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)  # hosts keep the pipe open
 
         timer = threading.Timer(limit, end, [f"it was ended after {limit:.0f} s"])
         timer.start()
@@ -275,10 +277,13 @@ def run(source: Source, gaps: list[Gap], limit: float) -> Iterator[tuple[Gap, st
                     if told is not None:
                         missing.remove(gap)
                         yield gap, told
+            process.wait()
         finally:
             timer.cancel()
             if process.poll() is None:
                 end("")
+    if process.returncode == 0 and not why:
+        why = "its output has no such figure; the rival may be missing"
     for gap in missing:
         yield gap, f"failed: {why or last:.160}"
 
