@@ -211,7 +211,7 @@ def headers(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks, every one or those named, as in ``bench ask gemm``.
+    """Run the benchmarks, every one or those named, as in ``bench ask gemm "gaps --two"``.
 
     ``bench --compare ask`` prints each figure beside the one that was recorded on the same card,
     and fails if one is worse by more than 3 %; ``--record`` records them.
@@ -221,14 +221,15 @@ def bench(session: nox.Session) -> None:
     options = [word for word in session.posargs if word.startswith("-")]
     words = [word for word in session.posargs if word not in options]
     wanted = ["bench_" + Path(word).stem.removeprefix("bench_") for word in words]
-    if unknown := [stem for stem in wanted if stem not in there]:
+    if unknown := [stem for stem in wanted if stem.split()[0] not in there]:
         session.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(there)}")
     if options:
         recorded = ("-m", "tests.benchmarks.recorded", *options)
         _python(session, *recorded, *(wanted or there))
         return
-    for stem in wanted or there:
-        _python(session, str(there[stem].relative_to(ROOT)))
+    for benchmark in wanted or there:
+        stem, *given = benchmark.split()
+        _python(session, str(there[stem].relative_to(ROOT)), *given)
 
 
 @nox.session

@@ -9,7 +9,6 @@ Without a GPU sizes are small, and only our own numbers are printed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, compare, open_first, there
+from side_by_side import Rival, compare, open_first, parser_of_lines, there, wanted
 
 from atomr_accel import Unsupported
 
@@ -291,14 +290,14 @@ async def run(jobs: Callable[[bool], dict[str, Making]], only: list[str], second
     """Measure and print."""
     begin = time.monotonic()
     async with open_first() as device:
-        wanted = {
+        chosen = {
             name: make
             for name, make in jobs(device.backend == "cuda").items()
-            if not only or any(name.startswith(each) for each in only)
+            if wanted(name, only)
         }
-        for done, (name, make) in enumerate(wanted.items()):
+        for done, (name, make) in enumerate(chosen.items()):
             if time.monotonic() - begin > seconds:
-                print(f"stopped: {done} of {len(wanted)}")
+                print(f"stopped: {done} of {len(chosen)}")
                 break
             print(await measure(device, name, make), flush=True)
             release()
@@ -309,10 +308,7 @@ def main(
     jobs: Callable[[bool], dict[str, Making]], description: str | None, seconds: float
 ) -> None:
     """Run a benchmark of jobs, given whether the device is a GPU."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument(
-        "--only", action="append", default=[], help="how names begin", metavar="NAME"
-    )
+    parser = parser_of_lines(description)
     parser.add_argument("--seconds", type=float, default=seconds)
     given = parser.parse_args()
     trio.run(run, jobs, given.only, given.seconds)

@@ -6,13 +6,22 @@ alone. Without a GPU sizes are small, and only our own numbers are printed.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Rival, Row, compare, cupy_of, open_first, show, torch_of
+from side_by_side import (
+    Rival,
+    Row,
+    compare,
+    cupy_of,
+    open_first,
+    parser_of_lines,
+    show,
+    torch_of,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,14 +118,15 @@ async def measure(device: Device, name: str, power: int) -> Row:
     return Row(f"{name} 2^{power}", x.nbytes, "GB/s", *paces, goals)
 
 
-async def run() -> None:
+async def run(only: list[str]) -> None:
     """Measure and print."""
     async with open_first() as device:
-        for name in sys.argv[1:] or OURS:
+        for name in OURS:
             for power in range(20, 29, 2) if device.backend == "cuda" else (12, 14):
-                show(await measure(device, name, power))
+                if wanted(f"{name} 2^{power}", only):
+                    show(await measure(device, name, power))
         print(device.cub.statistics())
 
 
 if __name__ == "__main__":
-    trio.run(run)
+    trio.run(run, parser_of_lines(__doc__).parse_args().only)

@@ -6,6 +6,7 @@ Kernels are compiled first, which takes a minute the first time. Without a GPU s
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import trio
 from side_by_side import Row, compare, open_first, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
 
@@ -114,7 +115,31 @@ async def conv(device: Device, n: int) -> Calls:
     )
 
 
-CASES = {case.__name__: case for case in (bf16, fp8, epilogue, short, grouped, conv)}
+async def weight_grad(device: Device, n: int, size: int, channels: int) -> Calls:
+    """The gradient of a 3 x 3 layer of ResNet-50 by its filters."""
+    images, channels = n // 64, min(channels, n)
+    x = await random(device, images, size, size, channels)
+    grad = await random(device, images, size, size, channels)
+    shape = (channels, 3, 3, channels)
+    options: Any = {"padding": 1, "layout": "NHWC"}
+    return (
+        2 * x.size * 9 * channels,
+        lambda on: on.cutlass.conv_weight_grad(grad, x, shape, **options),
+        {"cudnn": lambda on: on.dnn.conv_weight_grad(grad, x, shape, **options)},
+        {"cudnn": 0.8},
+    )
+
+
+LAYERS = ((56, 64), (28, 128), (14, 256), (7, 512))
+"""Extents and channels of the 3 x 3 layers of ResNet-50."""
+
+CASES: dict[str, Callable[[Device, int], Awaitable[Calls]]] = {
+    **{case.__name__: case for case in (bf16, fp8, epilogue, short, grouped, conv)},
+    **{
+        f"weight_grad_{size}": partial(weight_grad, size=size, channels=channels)
+        for size, channels in LAYERS
+    },
+}
 
 
 async def run() -> None:

@@ -7,7 +7,6 @@ and a GPU only our own numbers are printed, on the CPU backend.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 from measuring import AT_ONCE, median_of, seconds_in_flight
-from side_by_side import open_first
+from side_by_side import cupy_of, open_first, parser_of_lines, wanted
 
 from atomr_accel.testing import poison
 
@@ -105,9 +104,47 @@ async def recovery(device: Device) -> tuple[float, float, float]:
     return statistics.median(warm), statistics.median(cold), statistics.median(remaps)
 
 
-async def run() -> None:
+Line = tuple[str, str, str, str]
+"""Texts: the name, our figure, theirs, and the ratio with its goal."""
+
+
+async def latencies(ours: Callable[[], Awaitable[object]], hand: ByHand | None) -> list[Line]:
+    """Measure an ask."""
+    latency = await median_latency(ours, 3000 if hand else 150)
+    what, us = "ask latency, gemm 256", f"{latency * 1e6:.1f} us"
+    if hand is None:
+        return [(what, us, "", "")]
+    theirs = await median_latency(hand.gemm, 1000)
+    ratio = f"{latency / theirs:.2f} (goal <= 0.6)"
+    return [(what, us, f"by hand {theirs * 1e6:.1f} us", ratio)]
+
+
+async def rates(ours: Callable[[], Awaitable[object]], hand: ByHand | None) -> list[Line]:
+    """Measure many asks at once."""
+    rate = await throughput(ours, 32000 if hand else 1600)
+    what, us = "64 in flight", f"{rate:,.0f} op/s"
+    if hand is None:
+        return [(what, us, "", "")]
+    by_hand, tight = await throughput(hand.gemm, 6400), hand.tight_loop(32000)
+    return [
+        (what, us, f"by hand {by_hand:,.0f} op/s", f"{rate / by_hand:.1f} (goal >= 15)"),
+        (what, us, f"tight CuPy loop {tight:,.0f} op/s", f"{rate / tight:.2f} (goal >= 1.0)"),
+    ]
+
+
+async def faults(device: Device) -> list[Line]:
+    """Measure recovery."""
+    warm, cold, remap = await recovery(device)
+    return [
+        ("fault to next good result", f"{warm * 1e3:.0f} ms", "", "(goal < 1 s)"),
+        ("the same, no warm host yet", f"{cold * 1e3:.0f} ms", "", ""),
+        ("re-map of a sealed GiB", f"{remap * 1e3:.2f} ms", "", "(goal < 1 ms)"),
+    ]
+
+
+async def run(only: list[str]) -> None:
     """Measure and print."""
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[Line] = []
     async with open_first(max_restarts=100, backoff=AT_ONCE) as device:
         rng = np.random.default_rng()
         a = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
@@ -116,45 +153,16 @@ async def run() -> None:
         async def ours() -> Any:
             return await device.blas.gemm(a, b)
 
-        rivals = device.backend == "cuda" and importlib.util.find_spec("cupy") is not None
-        hand = ByHand() if rivals else None
-        fewer = 1 if device.backend == "cuda" else 20
-        latency = await median_latency(ours, 3000 // fewer)
-        rate = await throughput(ours, 32000 // fewer)
-        if hand is None:
-            rows.append(("ask latency, gemm 256", f"{latency * 1e6:.1f} us", "", ""))
-            rows.append(("64 in flight", f"{rate:,.0f} op/s", "", ""))
-        else:
-            latency_hand = await median_latency(hand.gemm, 1000)
-            rate_hand = await throughput(hand.gemm, 6400)
-            rate_tight = hand.tight_loop(32000)
-            rows += [
-                (
-                    "ask latency, gemm 256",
-                    f"{latency * 1e6:.1f} us",
-                    f"by hand {latency_hand * 1e6:.1f} us",
-                    f"{latency / latency_hand:.2f} (goal <= 0.6)",
-                ),
-                (
-                    "64 in flight",
-                    f"{rate:,.0f} op/s",
-                    f"by hand {rate_hand:,.0f} op/s",
-                    f"{rate / rate_hand:.1f} (goal >= 15)",
-                ),
-                (
-                    "64 in flight",
-                    f"{rate:,.0f} op/s",
-                    f"tight CuPy loop {rate_tight:,.0f} op/s",
-                    f"{rate / rate_tight:.2f} (goal >= 1.0)",
-                ),
-            ]
-        warm, cold, remap = await recovery(device)
-        rows.append(("fault to next good result", f"{warm * 1e3:.0f} ms", "", "(goal < 1 s)"))
-        rows.append(("the same, no warm host yet", f"{cold * 1e3:.0f} ms", "", ""))
-        rows.append(("re-map of a sealed GiB", f"{remap * 1e3:.2f} ms", "", "(goal < 1 ms)"))
+        hand = ByHand() if cupy_of(device) else None
+        if wanted("ask", only):
+            rows += await latencies(ours, hand)
+        if wanted("64 in flight", only):
+            rows += await rates(ours, hand)
+        if wanted("fault", only):
+            rows += await faults(device)
     for name, us, them, ratio in rows:
         print(f"{name:28} {us:>16}   {them:32} {ratio}")
 
 
 if __name__ == "__main__":
-    trio.run(run)
+    trio.run(run, parser_of_lines(__doc__).parse_args().only)

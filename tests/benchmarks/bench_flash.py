@@ -11,7 +11,6 @@ numbers are printed.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,17 @@ import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, geometric_mean, open_first, show, torch_of
+from side_by_side import (
+    Rival,
+    Row,
+    compare,
+    geometric_mean,
+    open_first,
+    parser_of_lines,
+    show,
+    torch_of,
+    wanted,
+)
 
 from atomr_accel import Unsupported
 
@@ -86,7 +95,7 @@ async def both(device: Device, shape: Shape) -> dict[str, float]:
             show(row)
             paces[backend] = pace.queued
         ratios[name] = paces["kernel"] / paces["cudnn"]
-        print(f"{'':32} {ratios[name]:.2f} times cuDNN's time", flush=True)
+        print(f"{name} {shape.name:23} {ratios[name]:.2f} times cuDNN's time", flush=True)
     for ref in (q, k, v, do, out, lse, *grads):
         await device.free(ref)
     return ratios
@@ -211,16 +220,20 @@ async def decode(device: Device, *, gpu: bool) -> None:
         await device.free(v)
 
 
-async def run(seconds: float) -> None:
+async def run(seconds: float, only: list[str]) -> None:
     """Measure and print."""
     begin = time.monotonic()
     async with open_first() as device:
         gpu = device.backend == "cuda"
-        await decode(device, gpu=gpu)
+        if wanted("decode", only):
+            await decode(device, gpu=gpu)
         every = shapes(gpu=gpu)
-        await alone(device, every[-1])
+        if wanted("softcap", only):
+            await alone(device, every[-1])
         found: dict[str, list[float]] = {"forward": [], "backward": []}
         for shape in every:
+            if not wanted(shape.name, only):
+                continue
             if time.monotonic() - begin > seconds:
                 print(f"the time is over before {shape.name}")
                 break
@@ -234,9 +247,10 @@ async def run(seconds: float) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of_lines(__doc__)
     parser.add_argument("--seconds", type=float, default=55)
-    trio.run(run, parser.parse_args().seconds)
+    given = parser.parse_args()
+    trio.run(run, given.seconds, given.only)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, cupy_of, open_first, show, torch_of
+from side_by_side import (
+    Pace,
+    Rival,
+    Row,
+    compare,
+    cupy_of,
+    open_first,
+    parser_of_lines,
+    show,
+    torch_of,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +71,11 @@ def rivals_of(device: Device, op: str, host: np.ndarray[Any, Any]) -> dict[str, 
     return found
 
 
+def title_of(op: str, shape: tuple[int, ...]) -> str:
+    """The name of a line."""
+    return f"{op} {' x '.join(map(str, shape))}"
+
+
 async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
     """One op on one shape."""
     n = shape[-1]
@@ -71,7 +87,7 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
     rivals = rivals_of(device, op, host)
     work = FLOPS[op] + (2 if op == "solve" else 0)
     flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)
-    title = f"{op} {' x '.join(map(str, shape))}"
+    title = title_of(op, shape)
 
     def call(on: Any) -> Any:
         return getattr(on.linalg, op)(*args, **options)
@@ -113,12 +129,14 @@ async def is_short(call: Callable[[], Any], rivals: dict[str, Rival]) -> bool:
     return max(seconds) < SHORT
 
 
-async def run() -> None:
+async def run(only: list[str]) -> None:
     """Measure and print."""
     async with open_first() as device:
         end = time.monotonic() + SECONDS
         for shape in shapes(gpu=device.backend == "cuda"):
             for op in OPS:
+                if not wanted(title_of(op, shape), only):
+                    continue
                 if time.monotonic() > end:
                     print(f"{op} {shape}: left out, as {SECONDS:.0f} s are over")
                     continue
@@ -126,4 +144,4 @@ async def run() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(run)
+    trio.run(run, parser_of_lines(__doc__).parse_args().only)

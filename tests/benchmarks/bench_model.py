@@ -4,7 +4,8 @@ The forward is of 8 x 512 tokens in float16. It has 86 ops by four libraries: tw
 ops, a kernel of the program that looks up embeddings, and a last norm. Queries, keys and values are
 views of one product. It is timed in a batch, in flight from eight tasks that await each op, and
 recorded; PyTorch's eager forward and its CUDA graph alternate with it. Results are compared first.
-``--layers``, ``--batch`` and ``--tokens`` make it smaller.
+``--layers``, ``--batch`` and ``--tokens`` make it smaller. ``--only forward`` or ``--only alone``
+leaves out the other part.
 
 Then ops are awaited one by one, next to PyTorch's launch and synchronize. This is the wait of a
 program that needs each answer.
@@ -12,7 +13,6 @@ program that needs each answer.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import trio
-from side_by_side import open_first
+from side_by_side import open_first, parser_of_lines, wanted
 
 from atomr_accel import Device, GpuRef
 
@@ -319,17 +319,19 @@ async def alone(device: Device, large: int) -> None:
 
 async def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="A GPT-2 forward op by op, and ops alone.")
+    parser = parser_of_lines("A GPT-2 forward op by op, and ops alone.")
     for name, default in (("layers", 12), ("batch", 8), ("tokens", 512), ("large", 8192)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    wanted = parser.parse_args()
+    given = parser.parse_args()
     async with open_first() as device:
         if importlib.util.find_spec("torch") is not None:
             importlib.import_module("torch")
         gc.collect()
         gc.freeze()  # else all pay for what importing has left
-        await model(device, wanted.layers, wanted.batch, wanted.tokens)
-        await alone(device, wanted.large)
+        if wanted("forward", given.only):
+            await model(device, given.layers, given.batch, given.tokens)
+        if wanted("alone", given.only):
+            await alone(device, given.large)
 
 
 if __name__ == "__main__":

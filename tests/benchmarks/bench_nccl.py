@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import trio
 from measuring import AT_ONCE, open_ranks, seconds_in_flight, told_by_torch
+from side_by_side import parser_of_lines, wanted
 
 from atomr_accel import CpuFallbackWarning, GpuRefStale, WorldBroken
 from atomr_accel.testing import kill_host
@@ -116,27 +117,33 @@ async def deaths(world: World) -> tuple[float, float]:
     return statistics.median(told or [np.nan]), statistics.median(back)
 
 
-async def main() -> None:
+async def main(only: list[str]) -> None:
     """Print the table."""
     async with (
         open_ranks(RANKS, backoff=AT_ONCE) as devices,
         open_world(devices) as world,
     ):
         sizes = ON_CUDA if devices[0].backend == "cuda" else ON_CPU
+        print(f"{devices[0].info.name}, backend {devices[0].backend}", flush=True)
         others = told_by_torch(RIVAL, RANKS, sizes, seconds=60) if sizes is ON_CUDA else None
         print(f"{'':15} {'bytes':>11} {'us':>9} {'GB/s bus':>9} {'torch us':>9} {'ratio':>6}")
         for kind in KINDS:
             for nbytes in sizes:
+                if not wanted(f"{kind} {nbytes}", only):
+                    continue
                 ours = await one_row(world, kind, nbytes)
                 factor = (2 if kind == "all_reduce" else 1) * (RANKS - 1) / RANKS
                 theirs = (others or {}).get(f"{kind} {nbytes}")
                 beside = f"{theirs * 1e6:9.1f} {theirs / ours:6.2f}" if theirs else ""
                 rate = nbytes * factor / ours / 1e9
-                print(f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} {beside}")
-        told, back = await deaths(world)
-        print(f"a rank is killed: told after {told:.3f} s, the world is back after {back:.3f} s")
+                print(f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} {beside}", flush=True)
+        if wanted("a rank is killed", only):
+            told, back = await deaths(world)
+            print(
+                f"a rank is killed: told after {told:.3f} s, the world is back after {back:.3f} s"
+            )
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", CpuFallbackWarning)
-    trio.run(main)
+    trio.run(main, parser_of_lines(__doc__).parse_args().only)

@@ -23,6 +23,7 @@ import numpy as np
 import trio
 from bench_actors import Add, Counter
 from measuring import seconds_in_flight
+from side_by_side import parser_of_lines, wanted
 
 from atomr_accel import DeviceInstrument, open_device
 from atomr_accel.backends import cuda
@@ -120,7 +121,7 @@ def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
         }
 
 
-async def main() -> None:
+async def main(only: list[str]) -> None:
     """Measure, and print."""
     backend = "cuda" if cuda.why_absent() is None else "cpu"
     taken: dict[str, dict[str, list[tuple[float, float]]]] = {"op": {}, "ask": {}}
@@ -129,7 +130,8 @@ async def main() -> None:
         counter = await device.system.spawn(Counter)
         a = await device.put(np.ones((64, 64), np.float32))
         await gemms(device, a)
-        with contenders(device) as named:
+        with contenders(device) as every:
+            named = {name: each for name, each in every.items() if wanted(name, ["nobody", *only])}
             for _ in range(ROUNDS):
                 for name in chance.sample([*named], len(named)):
                     async with named[name]():
@@ -155,4 +157,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(main, parser_of_lines(__doc__).parse_args().only)

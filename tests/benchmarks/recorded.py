@@ -7,8 +7,10 @@ Both at once compare first.
 
 A figure is a number in a line of output. It belongs to the same figure of an earlier run if the
 line has the same text around such numbers. Whether more is better follows from the words around it:
-``us`` and ``ms`` are times, ``GB/s`` and ``tokens/s`` are speeds, and so are ratios. Of other
-figures only the change is shown.
+``us`` and ``ms`` are times, ``GB/s`` and ``tokens/s`` are speeds, and so are ratios; less is better
+after ``cost`` and ``more``. Of other figures only the change is shown.
+
+A benchmark can have options: ``--record "bench_gaps --two"``.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ COLUMN: Final = re.compile(r"\s{2,}|:\s")
 TIME: Final = re.compile(r"\s*(?:ns|us|µs|ms|s|seconds|milliseconds|microseconds)\b(?!/)")
 SPEED: Final = re.compile(r"\s*[\w ]{0,12}(?:/s\b|per second|a second)")
 SPEED_BEFORE: Final = re.compile(r"(?:ratio|speed-up)\W*$")
-COST_BEFORE: Final = re.compile(r"more\W*$")
+COST_BEFORE: Final = re.compile(r"(?:more|cost)\W*$")
+VERDICT: Final = re.compile(r"\b(?:met|missed)\b")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Figure:
 
     Attributes:
         name: the line's first column.
-        form: the line without its figures, which tells it from others of that name.
+        form: the line without its figures and verdicts, which tells it from others of that name.
         position: which figure of the line it is.
         value: the number.
         sign: 1 if more is better, -1 if less is, 0 if that is not known.
@@ -67,7 +70,7 @@ def figures(output: str) -> Iterator[Figure]:
         column = COLUMN.search(line.strip())
         name = line.strip()[: column.start()] if column else ""
         rest = line.strip()[len(name) :]
-        form = " ".join(NUMBER.sub("#", rest).split())
+        form = " ".join(VERDICT.sub("", NUMBER.sub("#", rest)).split())
         for position, found in enumerate(NUMBER.finditer(rest)):
             before, after = rest[: found.start()], rest[found.end() :]
             sign = 0
@@ -134,7 +137,8 @@ def _card() -> str:
 def _run(benchmark: str) -> str:
     """Run a benchmark, and print and return its output."""
     lines = []
-    command = [sys.executable, "-u", str(HERE / f"{benchmark}.py")]
+    stem, *options = benchmark.split()
+    command = [sys.executable, "-u", str(HERE / f"{stem}.py"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -148,14 +152,17 @@ def _run(benchmark: str) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("benchmarks", nargs="+", help="names, as in bench_ask")
+    parser.add_argument(
+        "benchmarks", nargs="+", help="names, as in bench_ask; options can follow a name"
+    )
     parser.add_argument("--compare", action="store_true", help="with what was kept on this card")
     parser.add_argument("--record", action="store_true", help="keep the outputs")
     words = parser.parse_args()
     folder, lost = FOLDER / _card(), 0
     for benchmark in words.benchmarks:
         print(f"{benchmark}, on {folder.name}", flush=True)
-        kept, now = folder / f"{benchmark}.txt", _run(benchmark)
+        kept = folder / f"{benchmark.replace(' ', '')}.txt"
+        now = _run(benchmark)
         if words.compare and not kept.exists():
             print(f"  {benchmark} was never recorded on {folder.name}; do that with --record")
         elif words.compare:

@@ -9,6 +9,7 @@ Results go to memory that is already allocated.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import math
@@ -205,6 +206,20 @@ def sides_of(rival: Rival) -> tuple[Queue, Queue]:
             rival.wait()
 
     return queued, alone
+
+
+def parser_of_lines(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the option ``--only``, for ``wanted``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--only", action="append", default=[], help="how names begin", metavar="NAME"
+    )
+    return parser
+
+
+def wanted(name: str, only: list[str]) -> bool:
+    """Return whether a line is to be measured: its name begins with one of ``only``, if any."""
+    return not only or name.startswith(tuple(only))
 
 
 def geometric_mean(ratios: list[float]) -> float:

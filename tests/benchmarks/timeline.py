@@ -149,6 +149,21 @@ def _told(request: Any) -> str:
 # --- in the program -------------------------------------------------------------------------
 
 
+def patch_hosts(folder: Path, module: str) -> None:
+    """Have hosts that are started from now on call ``in_host`` of a module of this folder.
+
+    Args:
+        folder: an empty folder for a ``sitecustomize``.
+        module: the name of the module.
+    """
+    (folder / "sitecustomize.py").write_text(
+        f"import sys; sys.path += {[str(_ROOT), str(_ROOT / 'tests/benchmarks')]!r}\n"
+        f"from {module} import in_host; in_host()\n"
+    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
+
+
 class Timeline:
     """Notes what goes on, from now on."""
 
@@ -159,12 +174,7 @@ class Timeline:
 
         self._folder = tempfile.TemporaryDirectory()
         self._file = Path(self._folder.name) / "timeline"
-        (Path(self._folder.name) / "sitecustomize.py").write_text(
-            f"import sys; sys.path += {[str(_ROOT), str(_ROOT / 'tests/benchmarks')]!r}\n"
-            f"from timeline import in_host; in_host()\n"
-        )
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (self._folder.name, before)))
+        patch_hosts(Path(self._folder.name), "timeline")
         os.environ[_FILE] = str(self._file)
         for owner, name, what in (
             (HostHandle, "request", lambda _, request, *__: f"ask: {_told(request)}"),
