@@ -205,7 +205,18 @@ def _each(flat: _Flat) -> Launching:
     accesses: list[Read | Write] = [*flat.reads, *flat.writes]
     vector = 1 if inner is None else _vector(accesses, inner, flat.kept[inner])
     count = total // vector
-    items = 2 if count >= _MANY_ELEMENTS and len(flat.kept) == 1 else 1
+    items = 1
+    if len(flat.kept) == 1 and count >= _MANY_ELEMENTS:
+        items = 2
+        # Single elements are fewer bytes under way than packs of them, so a thread takes more.
+        most = max(each.itemsize for each in accesses) * vector
+        words = sum(max(1, vector * each.itemsize // 4) for each in flat.reads)
+        while (
+            2 * items * most <= 2 * _VECTOR_BYTES
+            and 2 * items * words <= _REGISTERS
+            and count >= items * _MANY_ELEMENTS
+        ):
+            items *= 2
     form = KernelForm(
         flat.nodes,
         tuple([_access(each, inner, varies=False) for each in flat.reads]),

@@ -108,24 +108,16 @@ class Sets(Unique[D], Indexing[D]):
         dtype = common((x.dtype, known.dtype))
         values = steps.cast(steps.ref(x, "element"), dtype)
         rows, _ = self._rows(steps, steps.cast(known, dtype), 0, descending=False, order=False)
-        place = steps.evaluate(
-            ufunc("minimum", search(steps, rows, values, "left", None), rows.size - 1)
-        )
-        found = taken(steps, rows, place)
+        place = search(steps, rows, values, "left", None)
+        found = taken(steps, rows, place, "clip")
         return found != values if invert else found == values
 
     @op
     def union1d(self, ar1: GpuRef, ar2: GpuRef) -> Request[GpuRef]:
         """Find the different elements of two arrays, sorted; as ``numpy.union1d``."""
         one, other = self._ref(ar1, "ar1"), self._ref(ar2, "ar2")
-
-        def build(steps: CallSteps) -> GpuRef:
-            own: Any = self.as_requests(steps.preparer.home)
-            both = steps.preparer.perform(own.concatenate([one, other], None))
-            found: Any = steps.preparer.perform(own.unique(both))
-            return found  # type: ignore[no-any-return]
-
-        return self._several("union1d", build)
+        flags = False, False, False
+        return self._unique(one, flags, operator.itemgetter(0), equal_nan=True, more=(other,))
 
     @op
     def intersect1d(

@@ -24,6 +24,7 @@ from ..wire.indexing import (
     CountNumbers,
     Distinct,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     RequireIntervals,
     RequireOrder,
@@ -37,6 +38,7 @@ from ._indexing_source import (
     DISTINCT,
     ELEMENTS,
     INDEXING,
+    INTERPOLATION,
     NUMBERS,
     SCANS,
     UPLOADED,
@@ -84,6 +86,7 @@ class CudaIndexing:
             Distinct: self._distinct,
             FindOutside: self._find_outside,
             CountHistogram: self._histogram,
+            Interpolate: self._interpolate,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
             RequireOrder: self._require_order,
@@ -229,6 +232,14 @@ class CudaIndexing:
             run(addresses)
 
         return histogram
+
+    def _interpolate(self, message: Interpolate) -> None:
+        parts = DTYPES[message.dtype].itemsize // 8
+        places = (message.target, message.given, message.places, message.values)
+        pointers = map(self._context.pointer, (*places, message.left, message.right))
+        packed = struct.pack("<8Q", *pointers, message.count, message.points)
+        name = f"interpolated<{ELEMENTS[message.kind]}, {parts}>"
+        self._launch(INTERPOLATION, name, message.count, packed)
 
     def _require_intervals(self, message: CountHistogram | RequireIntervals) -> None:
         if not self._stream.captures:  # a recording cannot ask

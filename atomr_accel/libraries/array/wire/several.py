@@ -16,6 +16,7 @@ from .indexing import (
     CountNumbers,
     Distinct,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     RequireIntervals,
     ScanRows,
@@ -27,6 +28,7 @@ Moves: TypeAlias = Choose | CopyAll | CopyStrided | UploadBytes
 Computes: TypeAlias = (
     CountNumbers
     | CountHistogram
+    | Interpolate
     | Interpret
     | RequireIntervals
     | RunCub
