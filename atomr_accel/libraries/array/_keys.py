@@ -247,11 +247,11 @@ def gather(steps: CallSteps, chosen: Chosen, made: GpuRef, outside: Outside) -> 
         steps.assign((plain, made))
 
 
-def taken(steps: CallSteps, flat: GpuRef, positions: GpuRef, outside: Outside = "wrap") -> GpuRef:
+def taken(steps: CallSteps, flat: GpuRef, positions: GpuRef) -> GpuRef:
     """Elements of one row."""
     made = steps.output(positions.shape, flat.dtype)
     chosen = Chosen(flat, [(positions, 0)], positions.shape, 0)
-    gather(steps, chosen, made, outside)
+    gather(steps, chosen, made, "wrap")
     return made
 
 

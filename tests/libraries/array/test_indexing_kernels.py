@@ -16,9 +16,9 @@ from atomr_accel.libraries.array.host._indexing_source import (
     COMPACTION,
     ELEMENTS,
     INDEXING,
-    INTERPOLATION,
     NUMBERS,
     SCANS,
+    SEARCHES,
     parts_of,
 )
 from atomr_accel.libraries.array.host._source import THREADS
@@ -28,6 +28,7 @@ from atomr_accel.libraries.array.wire.indexing import (
     Choose,
     Compact,
     CountNumbers,
+    FindAmong,
     FindOutside,
     Interpolate,
     ReadNumbers,
@@ -116,7 +117,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         )
         for index in INTEGERS
     }
-    interpolation = {
+    searches = {
         f"interpolated<{kind}, {parts}>": (
             f"Number<{parts}>* target; const {kind}* given; const double* places; "
             f"const Number<{parts}>* values; const Number<{parts}>* left; "
@@ -125,6 +126,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         for kind in ("float", "double")
         for parts in (1, 2)
     }
+    for dtype in ADDED[:-2]:
+        element = ELEMENTS[dtype]
+        searches[f"among<{element}>"] = (
+            f"flag* target; const {element}* given; const {element}* row; u64 count; u64 size; "
+            "u64 invert"
+        )
     scans = {}
     for name in scan_names():
         kernel, element, wide = name.replace(",", "<").split("<")[:3]
@@ -142,7 +149,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
             (INDEXING, members),
             (COMPACTION, compaction),
             (NUMBERS, numbers),
-            (INTERPOLATION, interpolation),
+            (SEARCHES, searches),
             (SCANS, scans),
         )
     }
@@ -355,6 +362,29 @@ def test_numbers_are_counted(cuda: CudaIndexing, cpu: CpuIndexing, index: str, s
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", ADDED[:-2])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("invert", [False, True])
+def test_elements_are_looked_for_in_a_row(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, size: int, invert: bool
+) -> None:
+    rng = seeds.rng()
+    given, row = random_of(rng, (5000,), dtype), random_of(rng, (size,), dtype)
+    if dtype in ("float16", "bfloat16", "float32", "float64"):
+        row[-1] = given[0] = np.nan
+    row = np.sort(row)
+    made = [np.empty(given.shape, bool) for _ in range(2)]
+    executors: list[CudaIndexing | CpuIndexing] = [cuda, cpu]
+    for executor, target in zip(executors, made, strict=True):
+        message = FindAmong(
+            pointer(target), pointer(given), pointer(row), given.size, size, dtype, invert
+        )
+        executor.handlers[FindAmong](message)
+    np.testing.assert_array_equal(*made)
+    np.testing.assert_array_equal(made[0], np.any(given[:, None] == row, 1) != invert)
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("points", [1, 2, 3, 7, 100])
@@ -457,7 +487,8 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     every = [(INDEXING, name) for name in names]
     every += [(COMPACTION, name) for name in ("count", "compact")]
     every += [(SCANS, name) for name in scan_names()]
-    every += [(INTERPOLATION, f"interpolated<float, {parts}>") for parts in (1, 2)]
+    every += [(SEARCHES, f"interpolated<float, {parts}>") for parts in (1, 2)]
+    every += [(SEARCHES, f"among<{ELEMENTS[each]}>") for each in ADDED[:-2]]
     every += [(NUMBERS, f"counted<{ELEMENTS[each]}>") for each in INTEGERS]
     for source, name in every:
         check_compiles(source.text, name, capability=capability)

@@ -15,6 +15,7 @@ from ..wire.indexing import (
     CountHistogram,
     CountNumbers,
     Distinct,
+    FindAmong,
     FindOutside,
     Interpolate,
     ReadNumbers,
@@ -55,6 +56,7 @@ class CpuIndexing:
             Distinct: self._distinct,
             FindOutside: self._find_outside,
             CountHistogram: self._histogram,
+            FindAmong: self._find_among,
             Interpolate: self._interpolate,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
@@ -173,6 +175,15 @@ class CpuIndexing:
         number = number - (wide < edges[number]) + more
         counts = array(message.counts, (size,), _INT64)
         counts[...] = np.bincount(number[number >= 0], minlength=size)
+
+    def _find_among(self, message: FindAmong) -> None:
+        self._context.check()
+        array, dtype = self._context.array, DTYPES[message.dtype]
+        wide = np.dtype(np.float32) if message.dtype in _NARROW else dtype
+        given = array(message.given, (message.count,), dtype).astype(wide, copy=False)
+        row = array(message.row, (message.size,), dtype).astype(wide, copy=False)
+        target = array(message.target, given.shape, DTYPES["bool"])
+        target[...] = np.isin(given, row, invert=message.invert)
 
     def _interpolate(self, message: Interpolate) -> None:
         self._context.check()

@@ -27,8 +27,8 @@ _SHORT: Final = 32
 INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
 COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
-INTERPOLATION: Final = CudaSource(__package__, "interpolation.cu", THREADS=THREADS)
 SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
 NUMBERS: Final = CudaSource(
     __package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16, FEW_EDGES=1025

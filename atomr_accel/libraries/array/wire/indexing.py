@@ -174,6 +174,27 @@ class RequireIntervals(Message, frozen=True):
     size: int
 
 
+class FindAmong(Message, frozen=True):
+    """Test of each element whether it is in a sorted row. NaN is not.
+
+    Attributes:
+        target: address of a bool for each element.
+        given: address of the elements, without gaps.
+        row: address of the row.
+        count, size: the number of elements, and of those of the row, which is at least 1.
+        dtype: the dtype of both, by name: real numbers.
+        invert: whether to test that it is not there.
+    """
+
+    target: Address
+    given: Address
+    row: Address
+    count: int
+    size: int
+    dtype: str
+    invert: bool
+
+
 class Interpolate(Message, frozen=True):
     """Interpolate linearly between points; as ``numpy.interp``.
 

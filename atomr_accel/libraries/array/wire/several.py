@@ -15,6 +15,7 @@ from .indexing import (
     CountHistogram,
     CountNumbers,
     Distinct,
+    FindAmong,
     FindOutside,
     Interpolate,
     ReadNumbers,
@@ -28,6 +29,7 @@ Moves: TypeAlias = Choose | CopyAll | CopyStrided | UploadBytes
 Computes: TypeAlias = (
     CountNumbers
     | CountHistogram
+    | FindAmong
     | Interpolate
     | Interpret
     | RequireIntervals
