@@ -220,16 +220,18 @@ class Calculus(Sorting[D]):
             made = steps.output(at.shape, dtype)
             if not made.size:
                 return made
-            target, *reads = [
+            target, *reads = (
                 ref.addressable_block for ref in (made, at, places, values, first, last)
-            ]
-            addresses = [block.address for block in reads]
+            )
             message = Interpolate(
                 target.address,
-                addresses[0],
+                reads[0].address,
                 at.size,
                 NAMES[at.dtype],
-                *addresses[1:],
+                reads[1].address,
+                reads[2].address,
+                reads[3].address,
+                reads[4].address,
                 places.size,
                 NAMES[dtype],
             )

@@ -112,10 +112,17 @@ class Sets(Unique[D], Indexing[D]):
         values = steps.contiguous(steps.cast(steps.ref(x, "element"), dtype))
         row, _ = self._rows(steps, steps.cast(known, dtype), 0, descending=False, order=False)
         target = steps.output(x.shape, _BOOL)
-        made_of = [each.addressable_block for each in (target, values, row)]
-        addresses = [block.address for block in made_of]
-        message = FindAmong(*addresses, values.size, row.size, NAMES[dtype], invert)
-        steps.submit("array.isin", message, made_of[1:], made_of[:1])
+        to, *reads = (each.addressable_block for each in (target, values, row))
+        message = FindAmong(
+            to.address,
+            reads[0].address,
+            reads[1].address,
+            values.size,
+            row.size,
+            NAMES[dtype],
+            invert,
+        )
+        steps.submit("array.isin", message, reads, [to])
         return target
 
     @op

@@ -193,7 +193,8 @@ class CpuIndexing:
         values = array(message.values, places.shape, dtype)
         left, right = (array(each, (), dtype)[()] for each in (message.left, message.right))
         target = array(message.target, given.shape, dtype)
-        target[...] = np.interp(given, places, values, left, right)
+        interp: Any = np.interp
+        target[...] = interp(given, places, values, left, right)
 
     def _require_intervals(self, message: CountHistogram | RequireIntervals) -> tuple[float, float]:
         low, high = map(float, self._context.array(message.ends, (2,), DTYPES["float64"]))
