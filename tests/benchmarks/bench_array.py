@@ -289,7 +289,8 @@ def release() -> None:
 async def run(jobs: Callable[[bool], dict[str, Making]], only: list[str], seconds: float) -> None:
     """Measure and print."""
     begin = time.monotonic()
-    async with open_first() as device:
+    # A standby would open the same lanes and build the same kernels, next to what is measured.
+    async with open_first(standby=None) as device:
         chosen = {
             name: make
             for name, make in jobs(device.backend == "cuda").items()

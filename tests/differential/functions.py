@@ -151,6 +151,7 @@ def _interp(random: Random) -> FunctionCall:
     options = _option(random, left=-7.0, right=9)
     if chance(random, 0.3):
         x, options = np.asarray(np.nan_to_num(x)), {"period": choose(random, (3.0, -5.0))}
+    x = x.astype(choose(random, ("float32", "float64")))
     return FunctionCall((x, places, heights), options, 64.0, 64.0)
 
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from ..._dtypes import as_dtype, is_inexact
+from ..._dtypes import NAMES, as_dtype, is_inexact
 from ...arrays.expressions import Operand, broadcast, cast, constant, index, sum_of_products
 from ...arrays.expressions.expression import reduce, ufunc, where
-from ...arrays.expressions.promotion import common, resolve
+from ...arrays.expressions.promotion import FLOAT32, common, resolve
 from ...ops import D, Request, op
 from ._creation import Number, _number
 from ._keys import taken
-from ._searching import search
 from ._sorting import Sorting
 from .steps import CallSteps
+from .wire.indexing import Interpolate
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
@@ -197,7 +197,9 @@ class Calculus(Sorting[D]):
         ]
 
         def build(steps: CallSteps) -> GpuRef:
-            at = steps.cast(steps.ref(given), _FLOAT64)
+            at = steps.ref(given)
+            if at.dtype is not FLOAT32 or period is not None:
+                at = steps.cast(at, _FLOAT64)
             places = steps.cast(steps.ref(points, "xp"), _FLOAT64)
             values = steps.cast(steps.ref(heights, "fp"), dtype)
             if period is not None:
@@ -210,25 +212,31 @@ class Calculus(Sorting[D]):
                 around = [places[-1:] - turn, places, places[:1] + turn]
                 places = self._in_a_row(steps, around, 0, _FLOAT64)
                 values = self._in_a_row(steps, [values[-1:], values, values[:1]], 0, dtype)
-            n = places.size
-            found = search(steps, places, at, "right", None)
-            before = steps.evaluate(ufunc("maximum", found - 1, 0))
-            after = steps.evaluate(ufunc("minimum", found, n - 1))
-            x0, x1 = taken(steps, places, before), taken(steps, places, after)
-            y0, y1 = taken(steps, values, before), taken(steps, values, after)
+            at, places, values = map(steps.contiguous, (at, places, values))
             first, last = (
-                values[end] if each is None else each
-                for each, end in zip(ends, (0, n - 1), strict=True)
+                values[end] if each is None else steps.evaluate(each)
+                for each, end in zip(ends, (0, places.size - 1), strict=True)
             )
-            if n == 1:
-                return steps.evaluate(where(at < x0, first, where(at > x0, last, y0)))
-            slope = (y1 - y0) / cast(x1 - x0, dtype)
-            line = slope * cast(at - x0, dtype) + y0
-            line = where(ufunc("isnan", line), slope * cast(at - x1, dtype) + y1, line)
-            line = where(ufunc("isnan", line) & (y0 == y1), y0, line)
-            line = where((at == x0) | (found == n), y0, line)
-            line = where(at < places[0], first, where(at > places[n - 1], last, line))
-            return steps.evaluate(where(ufunc("isnan", at), cast(at, dtype), line))
+            made = steps.output(at.shape, dtype)
+            if not made.size:
+                return made
+            target, *reads = (
+                ref.addressable_block for ref in (made, at, places, values, first, last)
+            )
+            message = Interpolate(
+                target.address,
+                reads[0].address,
+                at.size,
+                NAMES[at.dtype],
+                reads[1].address,
+                reads[2].address,
+                reads[3].address,
+                reads[4].address,
+                places.size,
+                NAMES[dtype],
+            )
+            steps.submit("array.interp", message, reads, [target])
+            return made
 
         return self._several("interp", build)
 

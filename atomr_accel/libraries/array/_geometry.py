@@ -35,6 +35,8 @@ _FEW_ITEMS: Final = 4
 _LEAST_GROUP: Final = 8
 """Threads that together read all of a line of memory."""
 _MANY_THREADS: Final = 512
+_SHORT_COLUMN: Final = 16
+"""Elements of a column that a thread takes before another one shares it."""
 _LEAST_STEPS: Final = 4
 """Steps of a loop that are worth a part of their own."""
 _MOST_PARTS: Final = 1024
@@ -205,7 +207,18 @@ def _each(flat: _Flat) -> Launching:
     accesses: list[Read | Write] = [*flat.reads, *flat.writes]
     vector = 1 if inner is None else _vector(accesses, inner, flat.kept[inner])
     count = total // vector
-    items = 2 if count >= _MANY_ELEMENTS and len(flat.kept) == 1 else 1
+    items = 1
+    if len(flat.kept) == 1 and count >= _MANY_ELEMENTS:
+        items = 2
+        # Single elements are fewer bytes under way than packs of them, so a thread takes more.
+        most = max(each.itemsize for each in accesses) * vector
+        words = sum(max(1, vector * each.itemsize // 4) for each in flat.reads)
+        while (
+            2 * items * most <= 2 * _VECTOR_BYTES
+            and 2 * items * words <= _REGISTERS
+            and count >= items * _MANY_ELEMENTS
+        ):
+            items *= 2
     form = KernelForm(
         flat.nodes,
         tuple([_access(each, inner, varies=False) for each in flat.reads]),
@@ -232,7 +245,9 @@ def _reducing(flat: _Flat, new_scratch: NewScratch) -> list[Launching]:
     ]
     rows, length = math.prod(flat.kept), math.prod(flat.reduced)
     beside = sum(each.strides[last_kept] == 1 for each in varying) if kept else 0
-    along = sum(each.strides[last] == 1 for each in varying) if reduced else 0
+    # Overlapping windows go as well beside each other, and one row for all is not read again.
+    well = (0, 1) if kept else ()
+    along = sum(each.strides[last] == 1 and each.strides[last_kept] not in well for each in varying)
     columns = beside > along
     if columns:
         inner: int | None = last_kept
@@ -242,9 +257,16 @@ def _reducing(flat: _Flat, new_scratch: NewScratch) -> list[Launching]:
         wide_row = flat.kept[-1] // vector
         threads = _THREADS
         group = threads // min(_WARP, _power_above(wide_row))
+        outer = rows // flat.kept[-1]
+        while (  # few threads for short columns, if there are enough of these
+            group > 1
+            and steps < _SHORT_COLUMN * group
+            and wide_row * group // (2 * threads) * outer >= _MANY_BLOCKS
+        ):
+            group //= 2
         items = 0
         tiles = -(-wide_row // (threads // group))
-        blocks = tiles * (rows // flat.kept[-1])
+        blocks = tiles * outer
     else:
         inner = last if reduced else None
         ours: list[Read | Write] = [*varying, *[each for each in flat.writes if each.varies]]

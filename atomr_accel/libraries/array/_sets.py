@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from ..._dtypes import as_dtype, is_inexact
+from ..._dtypes import NAMES, as_dtype, is_inexact
 from ...arrays import GpuRef, as_shape
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import broadcast_constant, ufunc
-from ...arrays.expressions.promotion import common
+from ...arrays.expressions.promotion import FLOAT32, common
 from ...ops import D, Request, op
 from ._indexing import Indexing
-from ._keys import mode_of, taken, unraveled
-from ._searching import search
+from ._keys import mode_of, unraveled
 from ._sorting import flattening
+from ._top import FP8
 from ._unique import Unique
 from .choosing import INT64, Mode
 from .steps import CallSteps
+from .wire.indexing import FindAmong
 
 if TYPE_CHECKING:
     from ...arrays.expressions import Value
@@ -93,39 +94,43 @@ class Sets(Unique[D], Indexing[D]):
                 known = steps.flat(steps.ref(others, "test_elements"))
             else:
                 known = steps.upload(others.reshape(-1), as_dtype(others.dtype))
-            return steps.evaluate(self._among(steps, given, known, invert=bool(invert)))
+            return self._among(steps, given, known, invert=bool(invert))
 
         return self._several("isin", build)
 
-    def _among(self, steps: CallSteps, x: Operand, known: GpuRef, *, invert: bool) -> Operand:
+    def _among(self, steps: CallSteps, x: Operand, known: GpuRef, *, invert: bool) -> GpuRef:
         """Return whether each element is in a row."""
-        if not known.size:
-            return broadcast_constant(x.shape, _BOOL, invert)
+        if not known.size or 0 in x.shape:
+            return steps.evaluate(broadcast_constant(x.shape, _BOOL, invert))
         if known.size <= _FEW or "c" in (x.dtype.kind, known.dtype.kind):
             each = _NUMPY.expand_dims(x, -1)
             made: Operand = (each != known).all(-1) if invert else (each == known).any(-1)
-            return made
+            return steps.evaluate(made)
         dtype = common((x.dtype, known.dtype))
-        values = steps.cast(steps.ref(x, "element"), dtype)
-        rows, _ = self._rows(steps, steps.cast(known, dtype), 0, descending=False, order=False)
-        place = steps.evaluate(
-            ufunc("minimum", search(steps, rows, values, "left", None), rows.size - 1)
+        if NAMES[dtype] in FP8:
+            dtype = FLOAT32
+        values = steps.contiguous(steps.cast(steps.ref(x, "element"), dtype))
+        row, _ = self._rows(steps, steps.cast(known, dtype), 0, descending=False, order=False)
+        target = steps.output(x.shape, _BOOL)
+        to, *reads = (each.addressable_block for each in (target, values, row))
+        message = FindAmong(
+            to.address,
+            reads[0].address,
+            reads[1].address,
+            values.size,
+            row.size,
+            NAMES[dtype],
+            invert,
         )
-        found = taken(steps, rows, place)
-        return found != values if invert else found == values
+        steps.submit("array.isin", message, reads, [to])
+        return target
 
     @op
     def union1d(self, ar1: GpuRef, ar2: GpuRef) -> Request[GpuRef]:
         """Find the different elements of two arrays, sorted; as ``numpy.union1d``."""
         one, other = self._ref(ar1, "ar1"), self._ref(ar2, "ar2")
-
-        def build(steps: CallSteps) -> GpuRef:
-            own: Any = self.as_requests(steps.preparer.home)
-            both = steps.preparer.perform(own.concatenate([one, other], None))
-            found: Any = steps.preparer.perform(own.unique(both))
-            return found  # type: ignore[no-any-return]
-
-        return self._several("union1d", build)
+        flags = False, False, False
+        return self._unique(one, flags, operator.itemgetter(0), equal_nan=True, more=(other,))
 
     @op
     def intersect1d(

@@ -201,9 +201,14 @@ class Sorting(ArrayPart[D]):
 
         With ``order`` the values are made as well. They go to ``out`` if possible.
         """
-        if ranks(given, axis, given.shape[axis]):
-            n = given.shape[axis]
+        n = given.shape[axis]
+        if ranks(given, axis, n):
             return top(steps, given, axis, n, descending=descending, order=order, out=out)
+        if given.dtype.kind == "c" and (descending or math.prod(given.shape) > n):
+            raise TypeError(  # before a step has a kernel built
+                f"a is {given.dtype.name}, which has no order; complex numbers are sorted in one "
+                "row, in ascending order"
+            )
         ref = steps.ref(given, "a")
         seen: Operand = ref.moveaxis(axis, -1)
         dtype = ref.dtype
@@ -211,7 +216,6 @@ class Sorting(ArrayPart[D]):
             seen = cast(seen, FLOAT32)
         if is_float(seen.dtype):  # of which one with a sign would come first
             seen = where(ufunc("isnan", seen), constant(math.nan, seen.dtype), seen)
-        n = seen.shape[-1]
         rows = ref.size // n if n else 0
         cub, down = steps.cub, bool(descending)
         positions: GpuRef | None = None
@@ -220,7 +224,7 @@ class Sorting(ArrayPart[D]):
             return made, steps.output(seen.shape, INT64) if order else None
         keys = steps.contiguous(seen) if isinstance(seen, GpuRef) else steps.evaluate(seen)
         if rows == 1:
-            if keys.dtype.kind == "c" and not down:
+            if keys.dtype.kind == "c":
                 flat = keys.reshape(n)
                 positions = _order_of_complex(steps, flat)
                 values = taken(steps, flat, positions).reshape(keys.shape)

@@ -13,6 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from ..._dtypes import NAMES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
+from ...arrays.expressions.promotion import common
 from ...ops import Answered, D, Request, Submission, op
 from ._sorting import Sorting
 from ._top import FP8
@@ -169,9 +170,13 @@ class Unique(Sorting[D]):
         made_of: Callable[[tuple[GpuRef, ...]], T],
         *,
         equal_nan: bool,
+        more: tuple[GpuRef, ...] = (),
     ) -> Request[T]:
-        """Return a question with room for all elements; the unused room is freed."""
-        shape, dtype = given.shape, given.dtype
+        """Return a question with room for all elements; the unused room is freed.
+
+        Elements of ``more`` come after those given.
+        """
+        shape, dtype = given.shape, common((given.dtype, *[each.dtype for each in more]))
         narrow = NAMES[dtype] in FP8  # which are sorted as another dtype
 
         def finish(count: int, refs: tuple[GpuRef, ...]) -> Any:
@@ -184,7 +189,11 @@ class Unique(Sorting[D]):
             return tuple(found) if narrow else made_of(tuple(found))
 
         def ask(steps: CallSteps) -> Submission[Any]:
-            flat = steps.flat(steps.ref(given, "ar"))
+            flat = steps.ref(given, "ar")
+            if more:
+                own: Any = self.as_requests(steps.preparer.home)
+                flat = steps.do(own.concatenate([flat, *more], None))
+            flat = steps.flat(flat)
             values, order = self._rows(steps, flat, 0, descending=False, order=flags[0] or flags[1])
             return _distinct(steps, values, order, flags, finish, equal_nan=equal_nan)
 

@@ -116,6 +116,19 @@ async def held(device: Device, ref: Any, wanted: Any) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiling")
+async def test_nothing_is_built_for_a_refused_sort() -> None:
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        x = await device.put(np.ones((2, 2), np.complex64))
+        for call in (device.array.sort, device.array.argsort):
+            for given, descending in ((x, False), (x[0], True)):
+                with pytest.raises(TypeError, match="has no order"):
+                    await call(given, descending=descending)
+        assert LOG == []
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiling")
 async def test_kernels_are_built_once_and_launched_by_all() -> None:
     array = np.random.default_rng(3).standard_normal((6, 40)).astype(np.float32)
     async with open_device(0, backend="cpu", isolation="thread") as device:

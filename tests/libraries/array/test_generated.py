@@ -341,6 +341,48 @@ def test_layouts(tmp_path: Path) -> None:
     check(tmp_path, *rows, exact=True)
 
 
+@pytest.mark.slow
+def test_elements_that_are_not_taken_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.array import _geometry
+
+    monkeypatch.setattr(_geometry, "_MANY_ELEMENTS", 64)
+    x = aligned(data(np.float32, 1001))
+
+    def differences(x: Any) -> Any:
+        return x[1:] - x[:-1]
+
+    leaves = Leaves()
+    (form,) = Case(leaves, [differences(leaves.put(x))]).forms
+    assert (form.vector, form.items) == (1, 8)
+    check(tmp_path, (differences, (x,)), exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("blocks", "group"), [(0, 1), (1000, 8)])
+def test_windows_are_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, group: int
+) -> None:
+    from atomr_accel.libraries.array import _geometry
+
+    monkeypatch.setattr(_geometry, "_MANY_BLOCKS", blocks)
+    monkeypatch.setattr(_geometry, "_LEAST_STEPS", 100)  # no parts
+    x, factors = aligned(data(np.float32, 700)), aligned(data(np.float32, 31))
+
+    def sums(x: Any, factors: Any) -> Any:
+        of = (670, 31), (4, 4)
+        seen = (
+            np.lib.stride_tricks.as_strided(x, *of) if type(x) is np.ndarray else x.with_layout(*of)
+        )
+        return (seen * factors).sum(-1)
+
+    leaves = Leaves()
+    (form,) = Case(leaves, [sums(leaves.put(x), leaves.put(factors))]).forms
+    assert (form.layout, form.group) == ("columns", group)
+    check(tmp_path, (sums, (x, factors)), exact=False)
+
+
 # --- by the vendor's compiler -------------------------------------------------------------------
 
 

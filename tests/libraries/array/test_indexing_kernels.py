@@ -18,6 +18,7 @@ from atomr_accel.libraries.array.host._indexing_source import (
     INDEXING,
     NUMBERS,
     SCANS,
+    SEARCHES,
     parts_of,
 )
 from atomr_accel.libraries.array.host._source import THREADS
@@ -27,7 +28,9 @@ from atomr_accel.libraries.array.wire.indexing import (
     Choose,
     Compact,
     CountNumbers,
+    FindAmong,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     ScanRows,
     UploadBytes,
@@ -114,6 +117,21 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         )
         for index in INTEGERS
     }
+    searches = {
+        f"interpolated<{kind}, {parts}>": (
+            f"Number<{parts}>* target; const {kind}* given; const double* places; "
+            f"const Number<{parts}>* values; const Number<{parts}>* left; "
+            f"const Number<{parts}>* right; u64 count; u64 points"
+        )
+        for kind in ("float", "double")
+        for parts in (1, 2)
+    }
+    for dtype in ADDED[:-2]:
+        element = ELEMENTS[dtype]
+        searches[f"among<{element}>"] = (
+            f"flag* target; const {element}* given; const {element}* row; u64 count; u64 size; "
+            "u64 invert"
+        )
     scans = {}
     for name in scan_names():
         kernel, element, wide = name.replace(",", "<").split("<")[:3]
@@ -131,6 +149,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
             (INDEXING, members),
             (COMPACTION, compaction),
             (NUMBERS, numbers),
+            (SEARCHES, searches),
             (SCANS, scans),
         )
     }
@@ -342,6 +361,57 @@ def test_numbers_are_counted(cuda: CudaIndexing, cpu: CpuIndexing, index: str, s
         np.testing.assert_array_equal(counts, [expected] * 2)
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", ADDED[:-2])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("invert", [False, True])
+def test_elements_are_looked_for_in_a_row(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, size: int, invert: bool
+) -> None:
+    rng = seeds.rng()
+    given, row = random_of(rng, (5000,), dtype), random_of(rng, (size,), dtype)
+    if dtype in ("float16", "bfloat16", "float32", "float64"):
+        row[-1] = given[0] = np.nan
+    row = np.sort(row)
+    made = [np.empty(given.shape, bool) for _ in range(2)]
+    executors: list[CudaIndexing | CpuIndexing] = [cuda, cpu]
+    for executor, target in zip(executors, made, strict=True):
+        message = FindAmong(
+            pointer(target), pointer(given), pointer(row), given.size, size, dtype, invert
+        )
+        executor.handlers[FindAmong](message)
+    np.testing.assert_array_equal(made[0], made[1])
+    np.testing.assert_array_equal(made[0], np.any(given[:, None] == row, 1) != invert)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("points", [1, 2, 3, 7, 100])
+def test_kernel_interpolates_as_numpy(
+    cuda: CudaIndexing, cpu: CpuIndexing, kind: str, dtype: str, points: int
+) -> None:
+    rng = seeds.rng()
+    for infinite in (False, True):
+        places = np.sort(rng.standard_normal(points)).astype(kind).astype("f8")
+        values = rng.standard_normal(2 * points).view(dtype)[:points]
+        if infinite:
+            values[rng.random(points) < 0.3] = np.inf
+            places[-1] = np.inf
+        given = np.concatenate([places, 2 * rng.standard_normal(5000), [np.nan, np.inf, -np.inf]])
+        given = given.astype(kind)
+        ends = rng.standard_normal(4).view(dtype)
+        made = [np.empty(given.shape, dtype) for _ in range(2)]
+        executors: list[CudaIndexing | CpuIndexing] = [cuda, cpu]
+        for executor, target in zip(executors, made, strict=True):
+            rest = (pointer(places), pointer(values), pointer(ends), pointer(ends[1:]))
+            message = Interpolate(
+                pointer(target), pointer(given), given.size, kind, *rest, points, dtype
+            )
+            executor.handlers[Interpolate](message)
+        np.testing.assert_array_equal(made[0], made[1])
+
+
 @pytest.mark.parametrize("count", [1, 2**12, 2**31 + 7, 2**38])
 def test_parts_of_flags(count: int) -> None:
     parts, each = parts_of(count)
@@ -417,6 +487,8 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     every = [(INDEXING, name) for name in names]
     every += [(COMPACTION, name) for name in ("count", "compact")]
     every += [(SCANS, name) for name in scan_names()]
+    every += [(SEARCHES, f"interpolated<float, {parts}>") for parts in (1, 2)]
+    every += [(SEARCHES, f"among<{ELEMENTS[each]}>") for each in ADDED[:-2]]
     every += [(NUMBERS, f"counted<{ELEMENTS[each]}>") for each in INTEGERS]
     for source, name in every:
         check_compiles(source.text, name, capability=capability)

@@ -15,7 +15,9 @@ from ..wire.indexing import (
     CountHistogram,
     CountNumbers,
     Distinct,
+    FindAmong,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     RequireIntervals,
     RequireOrder,
@@ -54,6 +56,8 @@ class CpuIndexing:
             Distinct: self._distinct,
             FindOutside: self._find_outside,
             CountHistogram: self._histogram,
+            FindAmong: self._find_among,
+            Interpolate: self._interpolate,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
             RequireOrder: self._require_order,
@@ -171,6 +175,26 @@ class CpuIndexing:
         number = number - (wide < edges[number]) + more
         counts = array(message.counts, (size,), _INT64)
         counts[...] = np.bincount(number[number >= 0], minlength=size)
+
+    def _find_among(self, message: FindAmong) -> None:
+        self._context.check()
+        array, dtype = self._context.array, DTYPES[message.dtype]
+        wide = np.dtype(np.float32) if message.dtype in _NARROW else dtype
+        given = array(message.given, (message.count,), dtype).astype(wide, copy=False)
+        row = array(message.row, (message.size,), dtype).astype(wide, copy=False)
+        target = array(message.target, given.shape, DTYPES["bool"])
+        target[...] = np.isin(given, row, invert=message.invert)
+
+    def _interpolate(self, message: Interpolate) -> None:
+        self._context.check()
+        array, dtype = self._context.array, DTYPES[message.dtype]
+        given = array(message.given, (message.count,), DTYPES[message.kind])
+        places = array(message.places, (message.points,), DTYPES["float64"])
+        values = array(message.values, places.shape, dtype)
+        left, right = (array(each, (), dtype)[()] for each in (message.left, message.right))
+        target = array(message.target, given.shape, dtype)
+        interp: Any = np.interp
+        target[...] = interp(given, places, values, left, right)
 
     def _require_intervals(self, message: CountHistogram | RequireIntervals) -> tuple[float, float]:
         low, high = map(float, self._context.array(message.ends, (2,), DTYPES["float64"]))

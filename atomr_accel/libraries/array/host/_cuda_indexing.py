@@ -23,7 +23,9 @@ from ..wire.indexing import (
     CountHistogram,
     CountNumbers,
     Distinct,
+    FindAmong,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     RequireIntervals,
     RequireOrder,
@@ -39,6 +41,7 @@ from ._indexing_source import (
     INDEXING,
     NUMBERS,
     SCANS,
+    SEARCHES,
     UPLOADED,
     binning,
     choosing,
@@ -84,6 +87,8 @@ class CudaIndexing:
             Distinct: self._distinct,
             FindOutside: self._find_outside,
             CountHistogram: self._histogram,
+            FindAmong: self._find_among,
+            Interpolate: self._interpolate,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
             RequireOrder: self._require_order,
@@ -229,6 +234,19 @@ class CudaIndexing:
             run(addresses)
 
         return histogram
+
+    def _find_among(self, message: FindAmong) -> None:
+        pointers = map(self._context.pointer, (message.target, message.given, message.row))
+        packed = struct.pack("<6Q", *pointers, message.count, message.size, message.invert)
+        self._launch(SEARCHES, f"among<{ELEMENTS[message.dtype]}>", message.count, packed)
+
+    def _interpolate(self, message: Interpolate) -> None:
+        parts = DTYPES[message.dtype].itemsize // 8
+        places = (message.target, message.given, message.places, message.values)
+        pointers = map(self._context.pointer, (*places, message.left, message.right))
+        packed = struct.pack("<8Q", *pointers, message.count, message.points)
+        name = f"interpolated<{ELEMENTS[message.kind]}, {parts}>"
+        self._launch(SEARCHES, name, message.count, packed)
 
     def _require_intervals(self, message: CountHistogram | RequireIntervals) -> None:
         if not self._stream.captures:  # a recording cannot ask

@@ -28,6 +28,7 @@ INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOAD
 COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
 NUMBERS: Final = CudaSource(
     __package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16, FEW_EDGES=1025

@@ -174,6 +174,54 @@ class RequireIntervals(Message, frozen=True):
     size: int
 
 
+class FindAmong(Message, frozen=True):
+    """Test of each element whether it is in a sorted row. NaN is not.
+
+    Attributes:
+        target: address of a bool for each element.
+        given: address of the elements, without gaps.
+        row: address of the row.
+        count, size: the number of elements, and of those of the row, which is at least 1.
+        dtype: the dtype of both, by name: real numbers.
+        invert: whether to test that it is not there.
+    """
+
+    target: Address
+    given: Address
+    row: Address
+    count: int
+    size: int
+    dtype: str
+    invert: bool
+
+
+class Interpolate(Message, frozen=True):
+    """Interpolate linearly between points; as ``numpy.interp``.
+
+    Attributes:
+        target: address of one element of ``dtype`` for each given one.
+        given: address of the places to look at, without gaps.
+        count: the number of these.
+        kind: their dtype, by name: float32 or float64.
+        places: address of the places of points, float64, in increasing order.
+        values: address of the values there, of ``dtype``.
+        left, right: addresses of the values before the first place and after the last one.
+        points: the number of points, at least 1.
+        dtype: float64 or complex128.
+    """
+
+    target: Address
+    given: Address
+    count: int
+    kind: str
+    places: Address
+    values: Address
+    left: Address
+    right: Address
+    points: int
+    dtype: str
+
+
 class RequireOrder(Message, frozen=True):
     """Raise if edges are in no order.
 

@@ -15,7 +15,9 @@ from .indexing import (
     CountHistogram,
     CountNumbers,
     Distinct,
+    FindAmong,
     FindOutside,
+    Interpolate,
     ReadNumbers,
     RequireIntervals,
     ScanRows,
@@ -27,6 +29,8 @@ Moves: TypeAlias = Choose | CopyAll | CopyStrided | UploadBytes
 Computes: TypeAlias = (
     CountNumbers
     | CountHistogram
+    | FindAmong
+    | Interpolate
     | Interpret
     | RequireIntervals
     | RunCub

@@ -117,6 +117,9 @@ class CudaSparseLt:
             matrix = handle.structured(made, Structured(a.shape[0], a.shape[1], a.dtype))
             cell = int(check("cuMemAlloc", driver.cuMemAlloc(4)))
             made.callback(lambda: check("cuMemFree", driver.cuMemFree(cell)))
+            # The library only ever sets it.
+            cleared = driver.cuMemsetD8Async(cell, 0, 4, stream.handle)
+            check("cuMemsetD8Async", cleared)
             handle.call(
                 *("cusparseLtSpMMAPruneCheck2", matrix, _IS_A, _N, a.pointer, cell), stream.pointer
             )

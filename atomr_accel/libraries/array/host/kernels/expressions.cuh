@@ -320,22 +320,30 @@ template <class T> FN T f_rel_entr(T a, T b) {
 BY_DOUBLE(ndtri, normcdfinv) BY_DOUBLE(i0, cyl_bessel_i0) BY_DOUBLE(i1, cyl_bessel_i1)
 BY_DOUBLE(j0, j0) BY_DOUBLE(j1, j1) BY_DOUBLE(y0, y0) BY_DOUBLE(y1, y1)
 
-// By the recurrence up to 10, and the asymptotic series from there.
-FN double digamma(double a) {
-  double sum = 0;
+// By the recurrence up to 10, and the asymptotic series from there. Divisions take long: for a float
+// all that the reflection and the recurrence subtract is one fraction.
+template <bool FLOAT> FN double digamma(double a) {
+  double sum = 0, above = 0, below = 1;
   if (a <= 0) {
     if (a == 0) return -1 / a;
-    const double pi = 3.14159265358979323846, rest = a - rint(a);
+    const double rest = a - rint(a);
     if (rest == 0) return rest / rest;
-    sum = -pi / tan(pi * rest);
+    sincospi(rest, &below, &above);
+    above *= 3.14159265358979323846;
     a = 1 - a;
   }
-  for (; a < 10; a += 1) sum -= 1 / a;
-  const double y = 1 / a / a;
-  const double s = 1. / 240 - y * (1. / 132 - y * (691. / 32760 - y / 12));
-  return sum + log(a) - 0.5 / a - y * (1. / 12 - y * (1. / 120 - y * (1. / 252 - y * s)));
+  for (; a < 10; a += 1) {
+    above = above * a + below;
+    below *= a;
+    if (!FLOAT) sum += above / below, above = 0, below = 1;
+  }
+  const double x = 1 / a, y = x * x;
+  const double s = 1. / 240 - y * (1. / 132 - y * (691. / 32760 - y * (1. / 12)));
+  return log(a) - sum - above / below - 0.5 * x -
+         y * (1. / 12 - y * (1. / 120 - y * (1. / 252 - y * s)));
 }
-BY_DOUBLE(psi, digamma)
+FN double f_psi(double a) { return digamma<false>(a); }
+FN float f_psi(float a) { return (float)digamma<true>((double)a); }
 
 FN bool is_pole(double a) { return a <= 0 && a == floor(a); }
 // What log(gamma(a)) has beside Stirling's formula, from 10 on.
