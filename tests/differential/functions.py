@@ -501,7 +501,9 @@ def _exponentials(name: str) -> Callable[[Random], FunctionCall]:
             options |= _option(random, keepdims=True, return_sign=True)
             if chance(random, 0.4):  # with floats that do not overflow before they are summed
                 x = x.astype(np.float64)
-                options["b"] = values(random, x.shape[-1:], choose(random, REAL))
+                factors = values(random, x.shape[-1:], choose(random, REAL))
+                # Of 0 SciPy makes NaN beside what is not finite; here such a term adds nothing.
+                options["b"] = np.where(factors == 0, factors.dtype.type(1), factors)
                 options["return_sign"] = True
         # What is summed is rounded, and so is the largest element.
         return FunctionCall((x,), options, 4.0 * np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max())

@@ -37,7 +37,8 @@ class Exponentials(ArrayPart[D]):
     ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Logarithm of a sum of exponentials; as ``scipy.special.logsumexp``.
 
-        ``b`` are factors of the exponentials, in a shape that broadcasts. With ``return_sign`` the
+        ``b`` are factors of the exponentials, in a shape that broadcasts. A term with the factor 0
+        adds nothing, even if its element is not finite. With ``return_sign`` the
         result is the logarithm of the sum's size, and its sign; otherwise a negative sum is NaN.
         """
         x: Any = self._real(a, "a")
