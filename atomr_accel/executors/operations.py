@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from .._dtypes import DTYPES
+from .._errors import said_of
+from ..backends import Later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,6 +75,7 @@ def _handler(
     check: Callable[[], object] | None = None,
 ) -> Callable[[Any], Any]:
     operands, values = tuple(kind.operands), tuple(kind.values)
+    returns: Any = kind.message.returns
 
     def handle(message: Any) -> Any:
         if check is not None:
@@ -83,6 +88,22 @@ def _handler(
         }
         for name in values:
             given[name] = getattr(message, name)
-        return function(**given)
+        made = function(**given)
+        if isinstance(made, Later) or (made is None and returns is None):
+            return made
+        return _answer(kind, function, made, returns)
 
     return handle
+
+
+def _answer(
+    kind: type[Operation[Any]], function: Callable[..., Any], made: object, returns: Any
+) -> Any:
+    """Return an answer, if it is of the type that the op has declared."""
+    who = f"{getattr(function, '__qualname__', function)}, which executes {kind.__name__},"
+    if returns is None:
+        raise TypeError(f"{who} must return nothing, not {said_of(made)}; write to the results")
+    try:
+        return msgspec.convert(made, returns)
+    except msgspec.ValidationError as error:
+        raise TypeError(f"{who} must return {returns}, not {said_of(made)}: {error}") from None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, get_args, get_origin
 
+import msgspec
+
 from .._dtypes import DTYPES, NAMES
+from .._errors import said_of
 from ..arrays import GpuRef
 from ..wire.operations import In, OperandLayout, Operation, Out, argument_types
 from ..wire.options import flag, real, whole
@@ -34,7 +37,11 @@ T = TypeVar("T")
 Plan = Callable[[Any, "Preparer"], Mapping[str, Any]]
 
 _RANKS: Final = ("no dimensions", "one dimension", "two dimensions", "three dimensions")
-_CHECKS: Final[dict[Any, Callable[[Any, str], Any]]] = {bool: flag, int: whole, float: real}
+_CHECKS: Final[dict[Any, Callable[[Any, str], Any]]] = {
+    bool: flag,
+    int: whole,
+    float: partial(real, finite=False),
+}
 
 
 def op_of(
@@ -51,6 +58,9 @@ def op_of(
         lane: the lane that executes it.
         plan: called with the call and its preparer after operands are checked. It returns values
             for the message, by name; those with ``SentAs`` it has to return. It may raise.
+
+    Raises:
+        TypeError: ``kind`` has values with ``SentAs``, and there is no ``plan``.
     """
     return DeclaredOp(kind, lane, plan)
 
@@ -65,6 +75,9 @@ class DeclaredOp(op[P, T]):
 
     def __init__(self, kind: Any, lane: LaneSpec, plan: Plan | None) -> None:
         self.kind: Final[type[Operation[Any]]] = kind
+        if self.kind.sent_as and plan is None:
+            names = ", ".join(sorted(self.kind.sent_as))
+            raise TypeError(f"op_of({self.kind.__name__}) must have a plan, which makes {names}")
         self.lane: Final = lane
         self._plan: Final = plan
 
@@ -81,9 +94,13 @@ def _method(
 
     def made(_facade: object, /, *args: Any, **kwargs: Any) -> Request[T]:
         call = kind(*args, **kwargs)
-        values = {each: _value(getattr(call, each), each, of) for each, of in kind.values.items()}
+        values = {
+            each: _value(getattr(call, each), each, of)
+            for each, of in kind.values.items()
+            if each not in kind.sent_as
+        }
         return Request(
-            lane, whole_name, lambda preparer: _submission(call, name, values, preparer, plan)
+            lane, whole_name, lambda preparer: _submission(call, whole_name, values, preparer, plan)
         )
 
     signature = inspect.signature(kind.__init__)
@@ -105,15 +122,28 @@ def _method(
 
 
 def _value(value: Any, name: str, of: Any) -> Any:
+    """Return a value as messages carry it.
+
+    Raises:
+        TypeError, ValueError: it is not of its type.
+    """
     if get_origin(of) is Literal:
-        allowed = get_args(of)
-        if value not in allowed:
-            raise ValueError(f"{name} must be {_any_of(map(repr, allowed))}, not {value!r}")
-        return value
-    if get_origin(of) is types.UnionType and value is None:
-        return None
+        for each in get_args(of):
+            if type(value) is type(each) and value == each:
+                return each
+        raise ValueError(f"{name} must be {_any_of(map(repr, get_args(of)))}, not {value!r}")
     check = _CHECKS.get(of)
-    return value if check is None else check(value, name)
+    if check is not None:
+        return check(value, name)
+    try:
+        made = msgspec.convert(value, of)
+        msgspec.msgpack.encode(made)
+    except UnicodeError:
+        raise ValueError(f"{name} must be text that UTF-8 encodes, not {value!r}") from None
+    except (msgspec.ValidationError, TypeError) as error:
+        wanted = getattr(of, "__name__", of)
+        raise TypeError(f"{name} must be {wanted}, not {said_of(value)}: {error}") from None
+    return made
 
 
 def _submission(
@@ -153,11 +183,12 @@ def _submission(
         ]
         require_no_alias(name, writes, reads, in_place=allowed)
     if plan is not None:
-        values = {**values, **plan(call, preparer)}
-    message = kind.message(
+        values = _planned(kind, values, plan(call, preparer))
+    message: Any = kind.message
+    message = message(
         tuple([0 if block is None else block.address for block in blocks.values()]),
         tuple([None if ref is None else _layout(ref) for ref in refs.values()]),
-        *values.values(),
+        *[values[each] for each in kind.values],
     )
     given = {each: block for each, block in blocks.items() if block is not None}
     written = {each for each, note in kind.operands.items() if isinstance(note, Out)}
@@ -168,6 +199,16 @@ def _submission(
         make = getattr(kind.results, "_make", kind.results)
         result = made[0] if len(made) == 1 else make(made)
     return Submission(message, read, [given[each] for each, _ in writes], result)
+
+
+def _planned(kind: type[Operation[Any]], values: Mapping[str, Any], planned: Any) -> dict[str, Any]:
+    """Return the values of a message, some of which a plan has made."""
+    if not isinstance(planned, Mapping) or not kind.sent_as <= planned.keys() <= kind.values.keys():
+        wanted = ", ".join(sorted(kind.sent_as)) or "some of its values"
+        raise TypeError(
+            f"the plan of {kind.__name__} must return a dict with {wanted}, not {planned!r}"
+        )
+    return {**values, **planned}
 
 
 def _made(
@@ -221,9 +262,9 @@ def _check_shape(ref: GpuRef, name: str, text: str, sizes: dict[str, tuple[int, 
         shown = _RANKS[len(words)] if len(words) < len(_RANKS) else f"{len(words)} dimensions"
         raise ValueError(f"{name} must have {shown}, not shape {ref.shape}")
     for at, (word, extent) in enumerate(zip(words, ref.shape, strict=True)):
-        wanted, of = (int(word), "") if word.isdigit() else sizes.setdefault(word, (extent, name))
+        known = (int(word), "") if word.isdigit() else (extent, f", as {name} has as extent {at}")
+        wanted, because = known if word.isdigit() else sizes.setdefault(word, known)
         if wanted != extent:
-            because = f", since {of} has it" if of else ""
             raise ValueError(
                 f"{name} must have {wanted} as extent {at}{because}, not shape {ref.shape}"
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import KW_ONLY
+import types
+from dataclasses import KW_ONLY, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from atomr_accel.executors.operations import array_handlers
 from atomr_accel.libraries import registry
 from atomr_accel.ops import D, DeviceView, Facade, LaneSpec, Library, op_of
 from atomr_accel.testing import check_refusals
-from atomr_accel.wire.operations import In, Operation, Out, SentAs
+from atomr_accel.wire.operations import In, Operation, Out, SentAs, argument_types
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -67,6 +68,33 @@ class IsEmpty(Operation[bool]):
     x: Annotated[GpuRef, In()]
 
 
+class Careless(Operation["GpuRef"]):
+    """Return what it writes."""
+
+    x: Annotated[GpuRef, In("n", FLOATS)]
+    out: Annotated[GpuRef | None, Out(like="x")] = None
+
+
+class Lies(Operation[bool]):
+    """Answer in words."""
+
+    x: Annotated[GpuRef, In()]
+
+
+class Several(Operation["GpuRef"]):
+    """Count numbers."""
+
+    x: Annotated[GpuRef, In("n", FLOATS)]
+    _: KW_ONLY
+    text: str = ""
+    number: int | None = None
+    pair: tuple[int, int] = (0, 0)
+    numbers: list[float] = field(default_factory=list)
+    low: float = 0.0
+    level: Literal[1, 2] = 1
+    out: Annotated[GpuRef | None, Out(like="x")] = None
+
+
 LANE: Final = LaneSpec("declared", {"cpu": f"{__name__}:CpuDeclared"})
 
 
@@ -86,6 +114,9 @@ class Declared(Facade[D]):
     scale: Final = op_of(Scale, LANE, plan=_shifted)
     accumulate: Final = op_of(Accumulate, LANE)
     is_empty: Final = op_of(IsEmpty, LANE)
+    careless: Final = op_of(Careless, LANE)
+    lies: Final = op_of(Lies, LANE)
+    several: Final = op_of(Several, LANE)
 
 
 class CpuDeclared:
@@ -98,6 +129,9 @@ class CpuDeclared:
             Scale: _scale,
             Accumulate: _accumulate,
             IsEmpty: _is_empty,
+            Careless: lambda x, out: np.add(x, 1, out=out),
+            Lies: lambda x: "no",
+            Several: _several,
         }
         self.handlers = array_handlers(context, functions)
 
@@ -122,6 +156,10 @@ def _accumulate(x: Any, total: Any) -> None:
 
 def _is_empty(x: Any) -> bool:
     return not x.any()
+
+
+def _several(x: Any, out: Any, numbers: list[float], **_: Any) -> None:
+    out[...] = len(numbers)
 
 
 LIBRARY: Final = Library("declared", "declared ops", f"{__name__}:Declared", (LANE,))
@@ -197,7 +235,7 @@ async def test_wrong_arguments_are_refused(declaring: Device) -> None:
     )
     assert "total in the memory of x" in refused
     await check_refusals(declaring, "declared.is_empty", x=x)
-    with pytest.raises(ValueError, match=r"weights must have 4 as extent 0, since x has it, not"):
+    with pytest.raises(ValueError, match=r"weights must have 4 as extent 0, as x has as ext"):
         await ops.reduce(x, row)
     with pytest.raises(ValueError, match="kind must be 'plain' or 'square', not 'cube'"):
         await ops.scale(x, kind="cube")
@@ -214,18 +252,150 @@ def test_a_method_has_the_signature_and_the_docstring_of_its_declaration() -> No
     assert (Declared.scale.__name__, Declared.scale.__module__) == ("scale", __name__)
 
 
+ANY: Final = Annotated[Any, In("n")]
+
+
 @pytest.mark.parametrize(
     ("note", "default", "said"),
     [
         (In(like="y"), None, "must name an operand before it, not 'y'"),
         (Out("n", like="x", in_place=("z",)), None, "must name an operand before it, not 'z'"),
         (Out("n"), None, "must have dtype= or like="),
+        (Out("n", FLOATS), None, "must have dtype= or like="),
         (Out(dtype="int64"), None, "must have shape= or like="),
+        (Out("k", like="x"), None, "must have extents of operands, not 'k'"),
         (In(), 3, "must have None as its default, or none"),
+        (In, ..., r"must have In\(...\), not the class itself"),
     ],
 )
-def test_contradictions_are_told_at_the_import(note: In, default: object, said: str) -> None:
-    annotations = {"x": Annotated[Any, In()], "made": Annotated[Any, note]}
-    namespace = {"__annotations__": annotations, "made": default, "__module__": __name__}
+def test_contradictions_are_told_at_the_import(note: Any, default: object, said: str) -> None:
     with pytest.raises(TypeError, match=f"Wrong.made {said}"):
-        type("Wrong", (Operation,), namespace)
+        _declare({"x": ANY, "made": Annotated[Any, note]}, made=default)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        ({"x": "Block"}, r"Wrong.x must have a note, such as In\(\), or .* not Block"),
+        ({"n": "itn"}, "Wrong.n must have a note, .* not itn"),
+        ({"x": "Anotated[GpuRef, In()]"}, "Wrong.x must have a valid .*; Anotated.* not imported"),
+        ({"x": ANY, "returns": int}, "Wrong.returns must have another name"),
+        ({"x": ANY, "layouts": int}, "Wrong.layouts must have another name"),
+        ({"x": GpuRef}, "Wrong must have values that msgspec encodes"),
+        ({"x": ANY, "y": Annotated[Any, In("n")], "out": Annotated[Any, Out(like="y")]}, "always"),
+    ],
+)
+def test_wrong_annotations_are_told_at_the_import(annotations: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        _declare(annotations, **({"y": None, "out": None} if "y" in annotations else {}))
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("bool", "must have an Out, or answer with a type that is not in quotes, not 'bool'"),
+        (int | None, "must always answer"),
+        (object(), "isn't supported|is not supported|encodes"),
+    ],
+)
+def test_wrong_answers_are_told_at_the_import(result: Any, said: str) -> None:
+    base: Any = Operation
+    with pytest.raises(TypeError, match=said):
+        types.new_class("Wrong", (base[result],), {}, lambda namespace: namespace.update(_body()))
+
+
+def _body() -> dict[str, Any]:
+    return {"__annotations__": {"x": ANY}, "__module__": __name__}
+
+
+def _declare(annotations: dict[str, Any], **defaults: object) -> None:
+    given = {name: each for name, each in defaults.items() if each is not ...}
+    namespace = {"__annotations__": annotations, "__module__": __name__, **given}
+    type("Wrong", (Operation,), namespace)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"shape": ("m", "k")}, TypeError),
+        ({"shape": "m, n"}, TypeError),
+        ({"shape": "m n+1"}, TypeError),
+        ({"dtypes": "float32"}, TypeError),
+        ({"dtypes": ("f4",)}, TypeError),
+        ({"aligned": 0}, ValueError),
+        ({"multiple": 4}, TypeError),
+    ],
+)
+def test_notes_are_checked(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"^{next(iter(wrong))} must be|dtypes must have names such"):
+        In(**wrong)
+    with pytest.raises(TypeError, match="dtype must have names such as"):
+        Out("n", dtype="float23")
+
+
+def test_declarations_are_extended() -> None:
+    class Child(IsEmpty):
+        times: int = 1
+
+    assert Child.message.returns is bool
+    assert Child.__doc__ == "Tell whether all are zero."
+    assert list(argument_types(Child).items()) == [("x", "GpuRef"), ("times", "int")]
+
+
+def test_a_declaration_needs_no_postponed_annotations() -> None:
+    namespace = {"__annotations__": {"x": ANY, "n": int}, "__module__": __name__}
+    kind: Any = type("Direct", (Operation,), namespace)
+    assert argument_types(kind) == {"x": "Any", "n": "int"}
+
+
+async def test_a_plan_must_make_what_is_sent_otherwise(declaring: Device) -> None:
+    with pytest.raises(TypeError, match=r"op_of\(Scale\) must have a plan, which makes shift"):
+        op_of(Scale, LANE)
+
+    class Planned(Declared[D]):
+        forgot: Final = op_of(Scale, LANE, plan=lambda _call, _preparer: {})
+        unknown: Final = op_of(Scale, LANE, plan=lambda *_: {"shift": 1.0, "shfit": 1.0})
+
+    ops: Any = Planned(declaring.declared.home)  # type: ignore[attr-defined]
+    x = await declaring.zeros(3)
+    for op in (ops.forgot, ops.unknown):
+        with pytest.raises(TypeError, match="the plan of Scale must return a dict with shift, not"):
+            await op(x)
+
+
+async def test_what_a_handler_returns_is_checked(declaring: Device) -> None:
+    ops: Any = declaring.declared  # type: ignore[attr-defined]
+    x = await declaring.zeros(1)
+    with pytest.raises(TypeError, match=r"executes Careless, must return nothing, not .*ndarray"):
+        await ops.careless(x)
+    with pytest.raises(TypeError, match=r"executes Lies, must return <class 'bool'>, not"):
+        await ops.lies(x)
+    assert declaring.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"text": 3}, TypeError, "text must be str, not"),
+        ({"text": "\ud800"}, ValueError, "text must be text that UTF-8 encodes"),
+        ({"number": "3"}, TypeError, "number must be int | None, not"),
+        ({"pair": (1, "b")}, TypeError, "pair must be tuple"),
+        ({"level": True}, ValueError, "level must be 1 or 2, not True"),
+        ({"level": np.arange(2)}, ValueError, "level must be 1 or 2, not"),
+    ],
+)
+async def test_values_of_other_types_are_refused(
+    declaring: Device, wrong: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    ops: Any = declaring.declared  # type: ignore[attr-defined]
+    with pytest.raises(error, match=said):
+        await ops.several(await declaring.zeros(1), **wrong)
+
+
+async def test_values_are_taken_when_the_request_is_made(declaring: Device) -> None:
+    ops: Any = declaring.requests.declared  # type: ignore[attr-defined]
+    numbers = [1.0, float("-inf")]
+    request = ops.several(await declaring.zeros(1), numbers=numbers, low=float("nan"))
+    numbers.append(3.0)
+    ref: Any = declaring.declared.ref  # type: ignore[attr-defined]
+    assert await declaring.get(await ref.ask(request)) == 2
