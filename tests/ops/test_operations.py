@@ -69,7 +69,7 @@ class IsEmpty(Operation[bool]):
 
 
 class Careless(Operation["GpuRef"]):
-    """Return what it writes."""
+    """Return the result, too."""
 
     x: Annotated[GpuRef, In("n", FLOATS)]
     out: Annotated[GpuRef | None, Out(like="x")] = None
