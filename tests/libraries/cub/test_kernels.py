@@ -30,7 +30,7 @@ def call_of(dtype: str, *, largest: bool) -> ArgReduce:
 
 def names_of(dtype: str) -> list[str]:
     """Return the kernels of a call and of its opposite."""
-    return [name for largest in (False, True) for name in call_of(dtype, largest=largest)._kernels]
+    return [name for largest in (False, True) for name in call_of(dtype, largest=largest).kernels]
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ class ArgReduce(CubCall):
         super().__init__(spec, kit)
         element, largest = _CPP[spec.dtypes[0]], str(spec.descending).lower()
         number = "float" if element in ("h16", "b16") else element
-        self._kernels = (
+        self.kernels = (
             f"extremes<{element}, {number}, {largest}>",
             f"extreme<{number}, {largest}>",
         )
@@ -152,7 +152,7 @@ class ArgReduce(CubCall):
         self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> None:
         """Find the best elements of parts, then the best of these."""
-        first, last = self._kernels
+        first, last = self.kernels
         threads = min(-(-count // self._each), _PARTS * THREADS)
         launch(first, count, beside, pointers[0], threads=threads)
         launch(last, 1, pointers[1], beside)

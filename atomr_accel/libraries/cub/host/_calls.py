@@ -153,11 +153,13 @@ class CubCall:
         result: the class of the build; empty if it needs none.
         buffers: the number of its buffers.
         number: the dtype of the numbers that it takes from the program.
+        kernels: the names of ours that do all of it, which are compiled at a build.
     """
 
     result: ClassVar[str] = ""
     buffers: ClassVar[int] = 2
     number = "uint8"
+    kernels: tuple[str, ...] = ()
 
     def __init__(self, spec: CubSpec, kit: Kit) -> None:
         self.spec: Final = spec

@@ -100,6 +100,8 @@ class CudaCub:
     def _build(self, message: BuildCub) -> tuple[int, str, float]:
         built, origin, seconds = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
+        for name in call.kernels:
+            self._kernels.function(name)
         pointers = call.stand_ins()
         values = [bytes(call.number_bytes)] * 2
         try:
