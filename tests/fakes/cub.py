@@ -682,7 +682,19 @@ class FakeKernels:
 
     def launch(self, function: str, items: int, arguments: Any) -> None:
         out, *given, count = arguments.pointers
+        if function.startswith("extremes<"):
+            element, _, largest = function[9:-1].split(", ")
+            dtype = self._DTYPES[element]
+            x = _memory(given[0], dtype.itemsize * count).view(dtype)
+            strange = x != x  # noqa: PLR0124 - NaN, in any dtype
+            best = np.argmax(x) if largest == "true" else np.argmin(x)
+            at = np.argmax(strange) if strange.any() else best
+            _memory(out + 8, 8).view(np.int64)[0] = at
+            return
         assert count == items
+        if function.startswith("extreme<"):
+            _memory(out, 8)[:] = _memory(given[0] + 8, 8)
+            return
         if function.startswith("cast<"):
             to, of = (self._DTYPES[each] for each in function[5:-1].split(", "))
             array = _memory(given[0], of.itemsize * items).view(of)

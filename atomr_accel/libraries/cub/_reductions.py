@@ -97,7 +97,7 @@ class CubReductions(CubPart[D]):
 
     @op_family
     def argmin(self, _name: str, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
-        """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
+        """Find the position of the smallest element, as ``cub::DeviceReduce::ArgMin``.
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
 
@@ -125,7 +125,7 @@ class CubReductions(CubPart[D]):
         )
 
     argmax: Final = argmin.like(
-        """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
+        """Find the position of the largest element, as ``cub::DeviceReduce::ArgMax``.
 
         Of equal ones it is the first; NaN is larger than all others, as in NumPy. Otherwise as
         ``argmin``.

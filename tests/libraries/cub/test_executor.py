@@ -204,14 +204,15 @@ async def test_both_executors_give_the_same(
     async with open_device(0, backend="cpu", isolation="thread") as device:
         expected = counted(name, await results(device, name))
     request.getfixturevalue("on_fake")
+    builds = 0 if name.startswith(("argmin", "argmax")) else 1  # these are kernels of ours
     async with open_device(0, backend="cpu", isolation="thread") as device:
         got = counted(name, await results(device, name))
         statistics = device.cub.statistics()
-        assert (statistics.builds, statistics.loaded) == (1, 0)
+        assert (statistics.builds, statistics.loaded) == (builds, 0)
     async with open_device(0, backend="cpu", isolation="thread") as device:
         again = counted(name, await results(device, name))
         statistics = device.cub.statistics()
-        assert (statistics.builds, statistics.loaded) == (0, 1)
+        assert (statistics.builds, statistics.loaded) == (0, builds)
     for one, other, third in zip(got, expected, again, strict=True):
         np.testing.assert_array_equal(one, third)
         if name == "divide":  # of which there are several ways

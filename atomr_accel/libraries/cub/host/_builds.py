@@ -29,6 +29,9 @@ _MOST: Final = 4096
 
 FILES: Final = DiskCache("cub")
 
+NO_BUILD: Final = object()
+"""Stands for the build of an algorithm that is not CUB's."""
+
 _FORM: Final = 4
 """Counts how often it changed what a spec is built of, so that nothing older is found on disk."""
 
@@ -53,6 +56,8 @@ class BuildStore:
     def find(self, encoded: bytes, sizes: tuple[int, ...]) -> tuple[Any, str, float]:
         """A build, where it came from (``"memory"``, ``"disk"``, ``"built"``), and seconds.
 
+        It is ``NO_BUILD`` for an algorithm that needs none.
+
         Raises:
             CompileError: an operator does not compile.
             LibraryError: CUB does not build it.
@@ -66,10 +71,12 @@ class BuildStore:
                 return built, "memory", 0.0
             start = time.perf_counter()
             spec = decode(encoded)
-            key = self._key(encoded)
-            built, origin = self._read(spec, key), "disk"
-            if built is None:
-                built, origin = self._make(spec, sizes, key), "built"
+            built, origin = NO_BUILD, "memory"
+            if ALGORITHMS[spec.algorithm].result:
+                key = self._key(encoded)
+                built, origin = self._read(spec, key), "disk"
+                if built is None:
+                    built, origin = self._make(spec, sizes, key), "built"
             self._built.keep(encoded, built)
         return built, origin, time.perf_counter() - start
 

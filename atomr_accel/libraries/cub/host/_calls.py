@@ -46,8 +46,8 @@ QUERY: Final = (0, 0)
 class ElementLauncher(Protocol):
     """Launches a kernel of ours, for some elements."""
 
-    def __call__(self, kernel: str, count: int, /, *pointers: int) -> None:
-        """Queue it."""
+    def __call__(self, kernel: str, count: int, /, *pointers: int, threads: int = 0) -> None:
+        """Queue it, with a thread for each element or with as many as are wanted."""
 
 
 class IteratorState(ctypes.Structure):
@@ -107,7 +107,7 @@ class Kit:
         return b.Iterator(8, kind, advance, access, value, state=made), state
 
     def pair(self) -> Any:
-        """Return the type of an element with its position or its flag."""
+        """Return the type of an element with its flag."""
         return self.bindings.TypeInfo(16, 8, self.bindings.TypeEnum.STORAGE)
 
     def function(self, make: Callable[[str], str]) -> Any:
@@ -150,14 +150,16 @@ class CubCall:
     """An algorithm with its arguments.
 
     Attributes:
-        result: the class of the build.
+        result: the class of the build; empty if it needs none.
         buffers: the number of its buffers.
         number: the dtype of the numbers that it takes from the program.
+        kernels: the names of ours that do all of it, which are compiled at a build.
     """
 
-    result: ClassVar[str]
+    result: ClassVar[str] = ""
     buffers: ClassVar[int] = 2
     number = "uint8"
+    kernels: tuple[str, ...] = ()
 
     def __init__(self, spec: CubSpec, kit: Kit) -> None:
         self.spec: Final = spec

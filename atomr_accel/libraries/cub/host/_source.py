@@ -113,7 +113,7 @@ def _converted(result: str, operator: OperatorSpec, call: str) -> str:
 
 
 def pair_source(dtype: str, symbol: str) -> str:
-    """Return the read function of an iterator over two arrays: elements, and flags or positions.
+    """Return the read function of an iterator over two arrays: elements, and flags.
 
     Its state is two pointers and an index; its values are ``Pair``.
     """
@@ -122,7 +122,7 @@ extern "C" __device__ void {symbol}(void* state, void* result) {{
   const State* at = static_cast<const State*>(state);
   Pair pair;
   pair.value = static_cast<const {TYPES[dtype]}*>(at->values)[at->index];
-  pair.index = at->flags ? static_cast<const unsigned char*>(at->flags)[at->index] : at->index;
+  pair.index = static_cast<const unsigned char*>(at->flags)[at->index];
   *static_cast<Pair*>(result) = pair;
 }}
 """
@@ -143,16 +143,6 @@ def value_source(dtype: str, symbol: str) -> str:
 extern "C" __device__ void {symbol}(void* state, void* given) {{
   const State* at = static_cast<const State*>(state);
   static_cast<{TYPES[dtype]}*>(at->values)[at->index] = static_cast<const Pair*>(given)->value;
-}}
-"""
-
-
-def index_source(dtype: str, symbol: str) -> str:
-    """Return the function that writes the position of a pair."""
-    return f"""{_pair(dtype)}
-extern "C" __device__ void {symbol}(void* state, void* given) {{
-  const State* at = static_cast<const State*>(state);
-  static_cast<long long*>(at->values)[at->index] = static_cast<const Pair*>(given)->index;
 }}
 """
 
@@ -200,21 +190,6 @@ def constant_source(symbol: str, *, truth: bool) -> str:
     """A predicate that looks at nothing."""
     return f"""extern "C" __device__ void {symbol}(void*, void* result) {{
   *static_cast<bool*>(result) = {str(truth).lower()};
-}}
-"""
-
-
-def extreme_source(dtype: str, symbol: str, *, largest: bool) -> str:
-    """The pair with the smallest or largest value: the first one, and NaN before all others."""
-    better = "y < x" if largest else "x < y"
-    return f"""{_pair(dtype)}
-extern "C" __device__ void {symbol}(void* one, void* other, void* result) {{
-  const Pair a = *static_cast<const Pair*>(one), b = *static_cast<const Pair*>(other);
-  const {TYPES[dtype]} x = a.value, y = b.value;
-  const bool x_is_nan = x != x, y_is_nan = y != y;
-  const bool first = a.index < b.index;
-  bool take = x_is_nan ? (!y_is_nan || first) : !y_is_nan && ({better} || (x == y && first));
-  *static_cast<Pair*>(result) = take ? a : b;
 }}
 """
 

@@ -15,11 +15,12 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
+from ....executors.cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
 from ....executors.device_code import CudaSource
 from ....wire.recent import Recent
 from ..wire._spec import decode
 from ..wire.messages import BuildCub, Count, RunCub
+from ._algorithms import MACROS
 from ._bindings import load_cub, refusal
 from ._builds import BuildStore
 from ._calls import QUERY, SOMEWHERE, whole
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
-SOURCE: Final = CudaSource(__package__, "positions.cu")
+SOURCE: Final = CudaSource(__package__, "positions.cu", **MACROS)
 _WAITS: Final = frozenset({"segmented_sort"})
 """Algorithms that wait for the device while they run: they cannot be captured into a graph."""
 
@@ -75,6 +76,7 @@ class CudaCub:
         self._scratch: dict[int, int] = {}
         self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._arguments: Final = ArgumentBlocks()
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             BuildCub: self._build,
             RunCub: self.run,
@@ -98,6 +100,8 @@ class CudaCub:
     def _build(self, message: BuildCub) -> tuple[int, str, float]:
         built, origin, seconds = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
+        for name in call.kernels:
+            self._kernels.function(name)
         pointers = call.stand_ins()
         values = [bytes(call.number_bytes)] * 2
         try:
@@ -165,10 +169,10 @@ class CudaCub:
             )
             check("cuMemsetD8Async", memset)
 
-    def _launch(self, kernel: str, count: int, *pointers: int) -> None:
+    def _launch(self, kernel: str, count: int, *pointers: int, threads: int = 0) -> None:
         """Launch one of our own kernels, for some elements."""
-        arguments = KernelArguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
-        self._kernels.launch(self._kernels.function(kernel), count, arguments)
+        arguments = self._arguments.having(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
+        self._kernels.launch(self._kernels.function(kernel), threads or count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:
         """Return scratch memory for a call that has too little: in a batch, or after a rebuild.
