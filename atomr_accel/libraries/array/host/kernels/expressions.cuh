@@ -320,7 +320,7 @@ template <class T> FN T f_rel_entr(T a, T b) {
 BY_DOUBLE(ndtri, normcdfinv) BY_DOUBLE(i0, cyl_bessel_i0) BY_DOUBLE(i1, cyl_bessel_i1)
 BY_DOUBLE(j0, j0) BY_DOUBLE(j1, j1) BY_DOUBLE(y0, y0) BY_DOUBLE(y1, y1)
 
-// By the recurrence up to 10, and the asymptotic series from there. Divisions take long: for a float
+// By the recurrence up to 10, and the asymptotic series from there. Divisions are slow: for a float
 // all that the reflection and the recurrence subtract is one fraction.
 template <bool FLOAT> FN double digamma(double a) {
   double sum = 0, above = 0, below = 1;

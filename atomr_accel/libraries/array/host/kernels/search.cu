@@ -31,7 +31,7 @@ among(flag* target, const T* given, const T* row, u64 count, u64 size, u64 inver
 
 template <int PARTS> struct Number { double part[PARTS]; };
 
-// Numbers have PARTS: one, or two if they are complex. Each operation rounds its result, as NumPy's.
+// Numbers have PARTS: one, or two if they are complex. Operations round as those of NumPy.
 template <class T, int PARTS>
 __global__ void __launch_bounds__(THREADS)
 interpolated(Number<PARTS>* target, const T* given, const double* places,
