@@ -49,9 +49,9 @@ def names() -> dict[str, str]:
             squares = [f"tiles<{size}, {side(size)}, {rank}>"]
             if size < 4:
                 squares.append(f"packed<{size}, {128 // size}, {rank}>")
-            if size <= 4:
-                shapes = [(k, s) for k in (1, 2) for s in (1, 2) if s <= size]
-                squares += [f"turned<{size}, {k}, {s}, {rank}>" for k, s in shapes]
+            squares += [
+                f"turned<{size}, {k}, {rank}>" for k in (1, 2, 4) if k <= max(2, size) and size <= 4
+            ]
             for name in squares:
                 kernels[name] = (
                     f"char* target; const char* source; u64 batches; Axis row; Axis column; "

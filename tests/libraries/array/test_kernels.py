@@ -99,10 +99,9 @@ def test_matrices_of_whole_vectors_are_turned(kernels: Any, size: int) -> None:
         shape = (*batch, m * unit, n * unit)
         target, source = turned(rng, shape, size)
         name = run(kernels, message_of(target, source))
-        used.add(name.rpartition(", ")[0])
+        used.add(name.partition(", ")[0] + name.split(", ")[1])
         np.testing.assert_array_equal(bytes_of(target), bytes_of(source), err_msg=f"{shape}")
-    tiles = [(times, 1 + many) for times in (1, 2) for many in range(1 if size == 1 else 2)]
-    assert used == {f"turned<{size}, {times}, {lines}" for times, lines in tiles}
+    assert used >= {f"turned<{size}{times}" for times in (1, 2, 4) if times <= max(2, size)}
 
 
 @needs_compiler
@@ -158,11 +157,9 @@ def test_which_kernel_copies_what() -> None:
         return launch(message_of(target, source)).name
 
     matrix = np.empty((64, 96), np.float32)
-    assert name(np.empty((96, 64), np.float32), matrix.T) == "turned<4, 2, 2, 2>"
+    assert name(np.empty((96, 64), np.float32), matrix.T) == "turned<4, 2, 2>"
     assert name(np.empty((96, 62), np.float32), np.empty((62, 96), "f4").T) == "tiles<4, 64, 2>"
-    assert (
-        name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "turned<1, 1, 1, 2>"
-    )
+    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "turned<1, 1, 2>"
     assert name(np.empty((96, 60), np.uint8), np.empty((60, 96), np.uint8).T) == "packed<1, 128, 2>"
     assert name(np.empty((96, 62), np.uint8), np.empty((62, 96), np.uint8).T) == "tiles<1, 64, 2>"
     assert name(np.empty((9, 62), np.float16), np.empty((62, 9), np.float16).T) == "tiles<2, 64, 2>"
@@ -181,7 +178,7 @@ def test_which_kernel_copies_what() -> None:
     many = CopyStrided(0, 0, 1, (2**31, 3), (2, 2**32), (3, 1))
     assert launch(many).name == "gather<1, u64, 2>"
     assert launch(CopyStrided(0, 0, 1, (2**16, 2**16), (1, 2**16), (2**16, 1))).name == (
-        "turned<1, 2, 1, 2>"
+        "turned<1, 2, 2>"
     )
     # Pixels with some channels, and planes.
     picture = np.empty((2, 24, 32, 3), np.uint8)

@@ -29,9 +29,7 @@ ALIGNED: Final = 16
 
 _VECTOR: Final = ALIGNED
 _LINE: Final = 128
-"""Bytes that a thread moves at once at most; those of a line in a tile of ``turned`` are a multiple
-of the other.
-"""
+"""Bytes that a thread moves at once at most, and of each line in a tile of ``turned``."""
 
 _LEAST_SIDE: Final = 8
 """Squares that are narrower are left empty for the most part."""
@@ -80,8 +78,10 @@ def _times(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis)
     places += (rows[2] * itemsize, columns[2] * itemsize)
     if any(place % _VECTOR for place in places) or max(rows[2], columns[2]) >= 2**31:
         return 0
-    # A tile has 256 bytes on both sides, if there are as many and they have room.
-    return 1 if columns[2] <= _elements(1, itemsize) else 2
+    times = max(2, itemsize)  # so that a tile has 256 bytes of a row of the target at least
+    while times > 1 and columns[2] <= _elements(times, itemsize) // 2:
+        times //= 2
+    return times
 
 
 def _elements(times: int, itemsize: int) -> int:
@@ -115,13 +115,12 @@ def _tiles(message: CopyStrided, axes: list[_Axis]) -> CopyLaunch | None:
     rows = others.pop(row)
     times = _times(message, others, rows, columns)
     if times:
-        lines = 2 if itemsize > 1 and rows[2] * itemsize > _LINE else 1
-        kernel, what = "turned", f"{times}, {lines}"
-        edges = lines * _LINE // itemsize, _elements(times, itemsize)
+        kernel, what = "turned", times
+        edges = _LINE // itemsize, _elements(times, itemsize)
     else:
         small = _packs(message, others, rows, columns)
-        kernel, length = ("packed", _elements(1, itemsize)) if small else ("tiles", side(itemsize))
-        what, edges = str(length), (length, length)
+        kernel, what = ("packed", _elements(1, itemsize)) if small else ("tiles", side(itemsize))
+        edges = what, what
     batches = math.prod(axis[2] for axis in others)
     squares = batches * -(-rows[2] // edges[0]) * -(-columns[2] // edges[1])
     if squares >= 2**31:

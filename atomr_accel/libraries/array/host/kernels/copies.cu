@@ -167,38 +167,36 @@ packed(char* target, const char* source, u64 batches, Axis row, Axis column, Axe
   }
 }
 
-// As packed, with four words at a time on both sides. Of the source 128 S bytes of each line are in
-// a tile, of 32 K words of lines; a thread has K S times four words of as many lines as a word has
-// elements. A warp reads 128 bytes of each line, so that it writes to all banks.
-// Registers are bounded, because blocks wait in turn: some have to read while others write.
-template <int BYTES, int K, int S, int D>
-__global__ void __launch_bounds__(THREADS, K * S * 4 < 8 * BYTES ? 6 : 4)
+// As packed, with four words at a time on both sides. Of the source 128 bytes of each line are in
+// a tile, of 32 K words of lines; a thread has K times four words of as many lines as a word has
+// elements.
+template <int BYTES, int K, int D>
+__global__ void __launch_bounds__(THREADS)
 turned(char* target, const char* source, u64 batches, Axis row, Axis column, Axes<D> axes) {
-  constexpr int P = 4 / BYTES, V = 4 * P, ROWS = 8 * S * V, LINES = 32 * P * K, WORDS = 32 * K;
-  constexpr int STEP = 32 / S, ROUNDS = K * S;
+  constexpr int P = 4 / BYTES, V = 4 * P, ROWS = 8 * V, LINES = 32 * P * K, WORDS = 32 * K;
   __shared__ uint4 tile[ROWS * WORDS / 4];
   u32* words = (u32*)tile;
   const u32 down = (u32)((row.extent + ROWS - 1) / ROWS);
   const u32 across = (u32)((column.extent + LINES - 1) / LINES);
   const u32 count = (u32)batches * down * across;
-  const int x = threadIdx.x % 8 + threadIdx.x / (8 * STEP) * 8, y = threadIdx.x / 8 % STEP;
+  const int x = threadIdx.x % 8, y = threadIdx.x / 8;
   for (u32 at = blockIdx.x; at < count; at += gridDim.x) {
     const u32 rest = at / across, batch = rest / down;
     const u32 c = (at - rest * across) * LINES, r = (rest - batch * down) * ROWS;
     i64 to, from;
     locate<D>(batch, axes, to, from);
     const char* of = source + from + (i64)(r + x * V) * BYTES + (i64)(c + y * P) * column.source;
-    uint4 value[ROUNDS][P];
+    uint4 value[K][P];
 #pragma unroll
-    for (int k = 0; k < ROUNDS; ++k, of += STEP * P * column.source)
-      if (r + x * V < row.extent && c + (y + STEP * k) * P < column.extent) {
+    for (int k = 0; k < K; ++k)
+      if (r + x * V < row.extent && c + (y + 32 * k) * P < column.extent) {
 #pragma unroll
         for (int p = 0; p < P; ++p)
-          value[k][p] = *(const uint4*)(of + p * column.source);
+          value[k][p] = *(const uint4*)(of + (i64)(32 * k * P + p) * column.source);
       }
 #pragma unroll
-    for (int k = 0; k < ROUNDS; ++k) {
-      u32* there = words + x * V * WORDS + ((y + STEP * k) ^ 4 * (x % 8));
+    for (int k = 0; k < K; ++k) {
+      u32* there = words + x * V * WORDS + ((y + 32 * k) ^ 4 * x);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         u32 some[P], made[P];
