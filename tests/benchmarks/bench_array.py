@@ -35,7 +35,7 @@ NUMBERS = 1 << 16
 """Number of different values that ``unique`` finds, at most."""
 
 side_by_side.ROUND_SECONDS = 0.02
-side_by_side.MOST_QUEUED = 32  # results of so many have room at a time
+side_by_side.MOST_QUEUED = 320  # results of so many have room at a time
 side_by_side.ALONE = 10
 
 
