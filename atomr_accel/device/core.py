@@ -275,7 +275,7 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = SlabGrowth(self)
-        self.refused_at = -math.inf
+        self.refused_at: float = -math.inf
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.most_failed_starts: int | None = None

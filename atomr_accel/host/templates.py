@@ -50,7 +50,7 @@ class HostTemplate:
     def __init__(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
         self.count: int | None = None
         try:
-            self.message = decode(encoded)
+            self.message: Message = decode(encoded)
         except msgspec.ValidationError as error:
             self.message = Malformed(str(error))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

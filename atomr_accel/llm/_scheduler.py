@@ -125,27 +125,28 @@ class ScheduledSequence:
     def __init__(
         self, number: int, prompt: tuple[int, ...], limit: int, priority: int, deadline: float
     ) -> None:
-        self.number = number
-        self.tokens = list(prompt)
-        self.prompt = len(prompt)
-        self.limit = limit
-        self.priority = priority
-        self.deadline = deadline
-        self.state = SequenceState.WAITING
-        self.computed = self.stored = 0
-        self.scored = len(prompt)
-        self.reached = 0  # as far as it was ever computed
-        self.order = -1
-        self.queued = False  # in the heap of those that are ready, or were
+        self.number: int = number
+        self.tokens: list[int] = list(prompt)
+        self.prompt: int = len(prompt)
+        self.limit: int = limit
+        self.priority: int = priority
+        self.deadline: float = deadline
+        self.state: SequenceState = SequenceState.WAITING
+        self.computed: int = 0
+        self.stored: int = 0
+        self.scored: int = len(prompt)
+        self.reached: int = 0  # as far as it was ever computed
+        self.order: int = -1
+        self.queued: bool = False  # in the heap of those that are ready, or were
         self.share: WaitingRequest | None = None
-        self.charged = 0
+        self.charged: int = 0
         self.pages: list[int] = []
         self.page_tuple: tuple[int, ...] = ()
-        self.filled = 0  # pages that have a number of a prefix
+        self.filled: int = 0  # pages that have a number of a prefix
         self.filling: PageKey | None = None  # the page of the prompt that it fills next
-        self.prefix = ROOT
-        self.strikes = 0
-        self.proof = 0
+        self.prefix: int = ROOT
+        self.strikes: int = 0
+        self.proof: int = 0
 
     @property
     def generated(self) -> int:

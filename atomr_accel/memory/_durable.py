@@ -58,7 +58,7 @@ class Proof:
     def __init__(self, first: int, count: int, *, checks: bool) -> None:
         self.first: Final = first
         self.count: Final = count
-        self.checks = checks
+        self.checks: bool = checks
         self.found: bytes | None = None
 
 
@@ -81,7 +81,7 @@ class DurableState:
     def __init__(self, nbytes: int, known: bytes = b"") -> None:
         self.nbytes: Final = nbytes
         self.chunks: Final = -(-nbytes // CHUNK_BYTES)
-        self.lost = ""
+        self.lost: str = ""
         self._known = bytearray(known or bytes(_DIGEST * self.chunks))
         self._pending: dict[Proof, None] = {}
 

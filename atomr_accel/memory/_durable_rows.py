@@ -81,7 +81,7 @@ class RowDigests:
 
     def __init__(self, rows: int, row_bytes: int) -> None:
         self.row_bytes: Final = row_bytes
-        self.lost = ""
+        self.lost: str = ""
         self._known = np.zeros(rows, "<u8")
         # Of each row: proven, unknown, or the number of the question that is going to prove it.
         self._marks = np.zeros(rows, np.int32)

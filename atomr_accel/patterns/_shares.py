@@ -66,9 +66,9 @@ class _TokenBucket:
     __slots__ = ("budget", "stamp", "tokens")
 
     def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.tokens = budget.burst
-        self.stamp = math.inf  # full, and not looked at yet
+        self.budget: Budget = budget
+        self.tokens: float = budget.burst
+        self.stamp: float = math.inf  # full, and not looked at yet
 
     def ready(self, cost: float, now: float) -> float:
         """When there will be enough: now, or later."""
@@ -93,8 +93,8 @@ class WaitingRequest:
     __slots__ = ("cost", "node")
 
     def __init__(self, node: ShareNode, cost: float) -> None:
-        self.node = node
-        self.cost = cost
+        self.node: ShareNode = node
+        self.cost: float = cost
 
 
 class ShareNode:
@@ -119,20 +119,25 @@ class ShareNode:
     def __init__(
         self, path: str, parent: ShareNode | None, weight: float, bucket: _TokenBucket | None
     ) -> None:
-        self.path = path
-        self.parent = parent
-        self.weight = weight
-        self.bucket = bucket
+        self.path: str = path
+        self.parent: ShareNode | None = parent
+        self.weight: float = weight
+        self.bucket: _TokenBucket | None = bucket
         self.children: dict[str, ShareNode] = {}
         self.resting: OrderedDict[str, None] = OrderedDict()
         self.queue: OrderedDict[WaitingRequest, None] = OrderedDict()
         self.heap: list[tuple[float, int, ShareNode]] = []
-        self.time = self.furthest = 0.0
-        self.start = self.finish = 0.0
-        self.ticket = -1
-        self.active = self.throttled = False
-        self.going = self.queued = self.serving = 0
-        self.work = 0.0
+        self.time: float = 0.0
+        self.furthest: float = 0.0
+        self.start: float = 0.0
+        self.finish: float = 0.0
+        self.ticket: int = -1
+        self.active: bool = False
+        self.throttled: bool = False
+        self.going: int = 0
+        self.queued: int = 0
+        self.serving: int = 0
+        self.work: float = 0.0
 
     def up(self) -> Iterator[ShareNode]:
         """This one and all above it."""
@@ -170,7 +175,7 @@ class Shares:
             for path, budget in budgets.items()
         }
         self._throttled: list[tuple[float, int, ShareNode]] = []
-        self.root = ShareNode("", None, 1.0, self._buckets.get(""))
+        self.root: ShareNode = ShareNode("", None, 1.0, self._buckets.get(""))
         self.weigh(weights)
 
     def weigh(self, weights: Mapping[str, float]) -> None:

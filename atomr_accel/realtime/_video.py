@@ -74,7 +74,7 @@ class _Decoder:
 
         self._errors: Final = av.FFmpegError
         self._path: Final = path
-        self.frames = 0
+        self.frames: int = 0
         # Damage is an error instead of a grey picture. A playlist must open no other file.
         options = {"err_detect": "explode", "protocol_whitelist": "none"}
         with self._checked():
@@ -84,14 +84,15 @@ class _Decoder:
                 raise BrokenVideo(f"{path} must have a video stream, not only others", path=path)
             stream = self._container.streams.video[0]
             stream.codec_context.options = {"err_detect": "explode"}
-            self.height, self.width = stream.height, stream.width
+            self.height: int = stream.height
+            self.width: int = stream.width
             if not (0 < self.height <= LARGEST and 0 < self.width <= LARGEST):
                 raise BrokenVideo(
                     f"{path} must have pictures of 1 to {LARGEST} pixels along a side, not "
                     f"{self.width} by {self.height}",
                     path=path,
                 )
-            self.rate = Fraction(stream.average_rate or stream.guessed_rate or 30)
+            self.rate: Fraction = Fraction(stream.average_rate or stream.guessed_rate or 30)
             self._length = self._told_length(stream)
         except BaseException:
             self._container.close()
@@ -172,8 +173,8 @@ class Video(metaclass=NoPublicConstructor):
         self, path: Path, reader: _Decoder, pictures: trio.MemoryReceiveChannel[Picture | Exception]
     ) -> None:
         self.path: Final = path
-        self.height: Final = reader.height
-        self.width: Final = reader.width
+        self.height: Final[int] = reader.height
+        self.width: Final[int] = reader.width
         self.rate: Final = float(reader.rate)
         self._pictures: Final = pictures
         self._taken = 0

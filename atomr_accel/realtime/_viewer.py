@@ -68,7 +68,9 @@ class Viewer(metaclass=NoPublicConstructor):
     def __init__(self, scene: Simulation, title: str) -> None:
         self._scene: Final = scene
         self._title: Final = title
-        self.address = self.token = self.url = ""
+        self.address: str = ""
+        self.token: str = ""
+        self.url: str = ""
         self._left: Final = trio.Event()
         self._pages = self._frames = self._changes = self._refused = 0
 

@@ -64,7 +64,7 @@ class ResidentEngine:
     def __init__(self, model: bytes, options: EngineOptions) -> None:
         self.number: Final = next(_numbers)
         self.options: Final = options
-        self.calls = 0
+        self.calls: int = 0
         self.loads = 0
         self._model: Final = memoryview(model)
         self._copies: Final[WeakKeyDictionary[object, _EngineCopy]] = WeakKeyDictionary()

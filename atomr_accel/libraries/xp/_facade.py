@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ...arrays.expressions.promotion import Casting
     from ...ops import DeviceView
+    from ...wire.recent import Recent
     from ..array.steps import CallSteps
     from ..cub.facade import Cub
 
@@ -51,7 +52,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         super().__init__(device, cub)
-        self.caches = ()  # they are those of device.array
+        self.caches: tuple[Recent[Any, Any], ...] = ()  # they are those of device.array
 
     @property
     def _steps(self) -> ArrayFunctions[AsRequests]:

@@ -27,12 +27,12 @@ from ..wire.messages import (
 
 try:
     from cupti import cupti
-except ImportError as error:
+except ImportError as _missing:
     raise LibraryMissing(
-        f"activity tracing needs cupti-python, which cannot be imported ({error}); "
+        f"activity tracing needs cupti-python, which cannot be imported ({_missing}); "
         f"{install_command('activity')}",
         library="cupti-python",
-    ) from error
+    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

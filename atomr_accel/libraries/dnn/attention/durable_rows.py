@@ -84,7 +84,7 @@ class CacheDigests:
     def __init__(self, memory: MemoryMap, k: GpuRef, v: GpuRef) -> None:
         self._refs: Final = (k, v)
         self._shape: Final = k.shape[:3]
-        self.epoch = memory.epoch
+        self.epoch: Epoch = memory.epoch
         states: list[RowDigests] = []
         for ref, name in ((k, "k"), (v, "v")):
             require_readable(ref, memory, name)
