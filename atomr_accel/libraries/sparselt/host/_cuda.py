@@ -117,7 +117,7 @@ class CudaSparseLt:
             matrix = handle.structured(made, Structured(a.shape[0], a.shape[1], a.dtype))
             cell = int(check("cuMemAlloc", driver.cuMemAlloc(4)))
             made.callback(lambda: check("cuMemFree", driver.cuMemFree(cell)))
-            # The library only ever sets it.
+            # The library does not clear it for matrices of 8-bit types.
             cleared = driver.cuMemsetD8Async(cell, 0, 4, stream.handle)
             check("cuMemsetD8Async", cleared)
             handle.call(
