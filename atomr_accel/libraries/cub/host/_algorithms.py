@@ -125,8 +125,8 @@ class Reduce(Folding):
 class ArgReduce(CubCall):
     """Reduction to a position. Buffers: the elements, and the position.
 
-    CUB reads pairs of values and positions one by one. For large rows that took 2.5 times as long as
-    PyTorch's, so kernels of ours do all of it.
+    CUB reads pairs of values and positions one by one. For large rows that took 2.5 times as long
+    as PyTorch's, so kernels of ours do all of it.
     """
 
     def __init__(self, spec: CubSpec, kit: Kit) -> None:
