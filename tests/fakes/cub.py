@@ -12,6 +12,7 @@ import ctypes
 import subprocess
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -682,19 +683,16 @@ class FakeKernels:
 
     def launch(self, function: str, items: int, arguments: Any) -> None:
         out, *given, count = arguments.pointers
-        if function.startswith("extremes<"):
-            element, _, largest = function[9:-1].split(", ")
+        if function.startswith("extreme<"):
+            element, _, largest = function[8:-1].split(", ")
             dtype = self._DTYPES[element]
             x = _memory(given[0], dtype.itemsize * count).view(dtype)
             strange = x != x  # noqa: PLR0124 - NaN, in any dtype
             best = np.argmax(x) if largest == "true" else np.argmin(x)
             at = np.argmax(strange) if strange.any() else best
-            _memory(out + 8, 8).view(np.int64)[0] = at
+            _memory(out, 8).view(np.int64)[0] = at
             return
         assert count == items
-        if function.startswith("extreme<"):
-            _memory(out, 8)[:] = _memory(given[0] + 8, 8)
-            return
         if function.startswith("cast<"):
             to, of = (self._DTYPES[each] for each in function[5:-1].split(", "))
             array = _memory(given[0], of.itemsize * items).view(of)
@@ -718,6 +716,9 @@ class FakeKernels:
         back = bits ^ sign if kernel == "floats" else ~bits
         other = ~bits if kernel == "floats" else bits | sign
         target[:] = np.where(bits & sign, back, other).view(f"V{size}")
+
+    def prepare(self, function: str, items: int, arguments: Any) -> Callable[[], None]:
+        return partial(self.launch, function, items, arguments)
 
     def close(self) -> None:
         """Nothing to unload."""

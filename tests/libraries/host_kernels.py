@@ -128,6 +128,11 @@ template <class T> static T atomicCAS(T* place, T expected, T value) {
   if (before == expected) *place = value;
   return before;
 }
+template <class T> static T atomicInc(T* place, T last) {
+  const T before = *place;
+  *place = before >= last ? 0 : before + 1;
+  return before;
+}
 static void __threadfence() {}
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned places) {
   const unsigned long long both = (unsigned long long)b << 32 | a;

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LARGEST_INT: Final = 2**31 - 1
 THREADS: Final = 256
 _PACK_BYTES: Final = 16
-"""Bytes that a thread reads at once; also those of a value with its position."""
+"""Bytes that a thread reads at once."""
 
 _PACKS: Final = 4
 """Reads of a thread that are under way at a time."""
@@ -126,23 +126,15 @@ class ArgReduce(CubCall):
     """Reduction to a position. Buffers: the elements, and the position.
 
     CUB reads pairs of values and positions one by one. For large rows that took 2.5 times as long
-    as PyTorch's, so kernels of ours do all of it.
+    as PyTorch's, so a kernel of ours does all of it.
     """
 
     def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         element, largest = _CPP[spec.dtypes[0]], str(spec.descending).lower()
         number = "float" if element in ("h16", "b16") else element
-        self.kernels = (
-            f"extremes<{element}, {number}, {largest}>",
-            f"extreme<{number}, {largest}>",
-        )
+        self.kernels = (f"extreme<{element}, {number}, {largest}>",)
         self._each = _PACKS * _PACK_BYTES // DTYPES[spec.dtypes[0]].itemsize
-
-    def beside(self, count: int) -> int:
-        """Return the bytes of what blocks have found, and their number."""
-        del count
-        return _PACK_BYTES * (1 + _PARTS)
 
     def run(self, built: Any, given: CubRun) -> int:
         del built, given
@@ -151,11 +143,10 @@ class ArgReduce(CubCall):
     def after(
         self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> None:
-        """Find the best elements of parts, then the best of these."""
-        first, last = self.kernels
+        """Find the best elements of parts, and then the best of these."""
+        del beside
         threads = min(-(-count // self._each), _PARTS * THREADS)
-        launch(first, count, beside, pointers[0], threads=threads)
-        launch(last, 1, pointers[1], beside)
+        launch(self.kernels[0], count, pointers[1], pointers[0], threads=threads)
 
 
 class CubScan(CubCall):
