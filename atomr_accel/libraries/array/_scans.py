@@ -14,7 +14,7 @@ from ...arrays.expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op_family
 from ._top import FP8, fits
 from .steps import ArrayPart, CallSteps, target_of
-from .wire.indexing import PARTS, SCAN_PART, ScanRows
+from .wire.indexing import ScanRows, scan_state
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -24,8 +24,6 @@ from ._reductions import instead_of_nan
 from ._sorting import flattening
 
 _UINT8: Final = as_dtype(np.uint8)
-_LONG: Final = 1 << 14
-"""A single row beyond that is scanned in parts."""
 _LONGEST: Final = 1 << 22
 """Beyond that by CUB, which reads it once: calls of CUB take the host longer."""
 
@@ -128,7 +126,8 @@ def scanned(
             name = "plus" if kind == "add" else "multiplies"
             return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
     made = steps.output(rows.shape, rows.dtype) if out is None else out
-    scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
+    state = scan_state(rows.dtype.itemsize, n) if rows.size == n else 0
+    scratch = steps.output((state,), _UINT8) if state else None
     message = ScanRows(
         kind,
         rows.addressable_block.address,

@@ -22,9 +22,13 @@ from atomr_accel.libraries.array.host._indexing_source import (
     parts_of,
 )
 from atomr_accel.libraries.array.host._source import THREADS
+from atomr_accel.libraries.array.wire import indexing
 from atomr_accel.libraries.array.wire.indexing import (
     PARTS,
-    SCAN_PART,
+    SCAN_FEW,
+    SCAN_GROUP,
+    SCAN_LONG,
+    SCAN_TILE,
     Choose,
     Compact,
     CountNumbers,
@@ -90,7 +94,7 @@ def scan_names() -> list[str]:
         wide = "float" if element in ("h16", "b16") else element
         made += [
             f"{kernel}<{element}, {wide}, {op}>"
-            for kernel in ("scan", "scan_short", "total_parts", "scan_parts")
+            for kernel in ("scan", "scan_short", "scan_tiles")
             for op in ("Add", "Multiply")
         ]
     return made
@@ -134,11 +138,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         )
     scans = {}
     for name in scan_names():
-        kernel, element, wide = name.replace(",", "<").split("<")[:3]
-        scans[name] = {
-            "total_parts": f"{wide}* totals; const {element}* source; {parts}",
-            "scan_parts": f"{element}* target; const {element}* source; {wide}* totals; {parts}",
-        }.get(kernel, f"{element}* target; const {element}* source; u64 rows; u64 length")
+        kernel, element = name.replace(",", "<").split("<")[:2]
+        sizes = "uint4* told; u64 length" if kernel == "scan_tiles" else "u64 rows; u64 length"
+        scans[name] = f"{element}* target; const {element}* source; {sizes}"
     return {
         source: HostKernels(
             compile_kernels(
@@ -453,12 +455,21 @@ def test_scans(
 @needs_compiler
 @pytest.mark.parametrize("dtype", ADDED[1:])
 @pytest.mark.parametrize("kind", ["add", "multiply"])
-@pytest.mark.parametrize(("length", "skipped"), [(1, 0), (4097, 1), (20_000, 0)])
-def test_a_long_row_in_parts(
-    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, kind: Any, length: int, skipped: int
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("scratched", [False, True])
+def test_a_long_row_in_tiles(
+    cuda: CudaIndexing,
+    cpu: CpuIndexing,
+    dtype: str,
+    kind: Any,
+    skipped: int,
+    scratched: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also from where elements do not lie in whole words."""
+    """Of several groups of tiles; also from where elements do not lie in whole words."""
     rng = seeds.rng()
+    tiles = int(rng.integers(2 * SCAN_GROUP if dtype == "float32" and kind == "add" else 5))
+    length = SCAN_LONG + tiles * SCAN_TILE // DTYPES[dtype].itemsize + int(rng.integers(1, 9000))
     source = rng.integers(-2, 3, length + skipped) if kind == "add" else np.ones(length + skipped)
     if kind == "multiply":
         source[rng.integers(0, length, 3)] = 2
@@ -466,13 +477,15 @@ def test_a_long_row_in_parts(
         source[1::2] = -source[: len(source) // 2 * 2 : 2]
     given = source.astype(DTYPES[dtype])[skipped:]
     target, expected = np.empty_like(given), np.empty_like(given)
-    scratch = np.empty(PARTS * SCAN_PART, np.uint8)
+    scratch = np.ones(1 << 20 if scratched else 0, np.uint8)
+    state = pointer(scratch) if scratched else 0
+    monkeypatch.setattr(indexing, "SCAN_FEW", 0 if scratched else SCAN_FEW)
     row = (kind, pointer(given), pointer(target), dtype, 1, length)
-    cuda.handlers[ScanRows](ScanRows(*row, pointer(scratch)))
+    cuda.handlers[ScanRows](ScanRows(*row, state))
     cpu.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(expected), dtype, 1, length))
     np.testing.assert_array_equal(target, expected)
     cuda.handlers[ScanRows](
-        ScanRows(kind, pointer(given), pointer(given), dtype, 1, length, pointer(scratch))
+        ScanRows(kind, pointer(given), pointer(given), dtype, 1, length, state)
     )
     np.testing.assert_array_equal(given, expected)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
-from ..wire.indexing import PARTS
+from ..wire.indexing import PARTS, SCAN_FEW, SCAN_GROUP, SCAN_LONG, SCAN_TILE, scan_tiles
 from ._source import THREADS, divisor
 
 if TYPE_CHECKING:
@@ -27,7 +27,15 @@ _SHORT: Final = 32
 INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
 COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
-SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+SCANS: Final = CudaSource(
+    __package__,
+    "scans.cu",
+    THREADS=THREADS,
+    ITEMS=SCAN_ITEMS,
+    TILE_ROWS=SCAN_TILE // (16 * THREADS),
+    GROUP=SCAN_GROUP,
+    MOST_TOLD=SCAN_FEW,
+)
 SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
 NUMBERS: Final = CudaSource(
@@ -142,28 +150,22 @@ class Placed(NamedTuple):
         return IndexingLaunch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)
 
 
-def scanning(message: ScanRows) -> list[Placed]:
-    """The kernels for a scan."""
+def scanning(message: ScanRows) -> Placed:
+    """The kernel for a scan, whose scratch memory is zeros."""
     element = ELEMENTS[message.dtype]
     wide = "float" if element in ("h16", "b16") else element
-    types = f"<{element}, {wide}, {'Add' if message.kind == 'add' else 'Multiply'}>"
-    target, source, totals = message.target, message.source, message.scratch
     rows, length = message.rows, message.length
-    if totals:
-        parts, each = parts_of(length)
-        sizes, threads = struct.pack("<3Q", length, each, parts), parts * THREADS
-        return [
-            Placed(IndexingLaunch(f"total_parts{types}", threads, sizes), (totals, source)),
-            Placed(IndexingLaunch(f"scan_parts{types}", threads, sizes), (target, source, totals)),
-        ]
-    kernel = "scan_short" if length <= _SHORT else "scan"
-    items = rows * (1 if kernel == "scan_short" else THREADS)
-    return [
-        Placed(
-            IndexingLaunch(f"{kernel}{types}", items, struct.pack("<2Q", rows, length)),
-            (target, source),
-        )
-    ]
+    if rows == 1 and length > SCAN_LONG:
+        kernel, items = "scan_tiles", scan_tiles(DTYPES[message.dtype].itemsize, length)
+        addresses, sizes = (message.target, message.source, message.scratch), (length,)
+    else:
+        kernel = "scan_short" if length <= _SHORT else "scan"
+        addresses, sizes = (message.target, message.source), (rows, length)
+        items = rows
+    name = f"{kernel}<{element}, {wide}, {'Add' if message.kind == 'add' else 'Multiply'}>"
+    threads = items * (1 if kernel == "scan_short" else THREADS)
+    packed = struct.pack(f"<{len(sizes)}Q", *sizes)
+    return Placed(IndexingLaunch(name, threads, packed), addresses)
 
 
 def binning(message: CountHistogram) -> Placed:

@@ -1,12 +1,12 @@
 // Sums and products of all elements of a row up to each.
 //
 // "scan" is launched with one block for each row, or with fewer, which take several in turn;
-// "scan_short" with one thread for each row. A single long row is in parts, of "each" elements, one
-// for a block: "total_parts" reduces them, and "scan_parts" scans each behind those before it. They
-// may write where they read.
+// "scan_short" with one thread for each row, "scan_tiles" for a single long row. They may write where
+// they read.
 
 #include "chunks.cuh"
 #include "conversions.cuh"
+#include "instructions.cuh"
 #include "types.cuh"
 
 template <class T> struct Pair { T real, imag; };
@@ -39,6 +39,20 @@ template <class A> __device__ A from_before(A value, int step) {
 }
 template <class T> __device__ Pair<T> from_before(Pair<T> value, int step) {
   return {from_before(value.real, step), from_before(value.imag, step)};
+}
+
+// What the last thread of the warp has.
+template <class A> __device__ A broadcast(A value) { return (A)__shfl_sync(~0u, value, 31); }
+template <class T> __device__ Pair<T> broadcast(Pair<T> value) {
+  return {broadcast(value.real), broadcast(value.imag)};
+}
+
+// What the thread has whose number in the warp differs in these bits.
+template <class A> __device__ A exchanged(A value, int bits) {
+  return (A)__shfl_xor_sync(~0u, value, bits);
+}
+template <class T> __device__ Pair<T> exchanged(Pair<T> value, int bits) {
+  return {exchanged(value.real, bits), exchanged(value.imag, bits)};
 }
 
 template <class T, class A>
@@ -108,54 +122,6 @@ __global__ void __launch_bounds__(THREADS) scan(T* target, const T* source, u64 
     scan_row<T, A, OP>(target + row * length, source + row * length, length, A(), false);
 }
 
-// Of what the first threads of a block have, all together.
-template <class A, class OP> __device__ A reduced(A value, u32 threads) {
-  __shared__ A values[THREADS];
-  values[threadIdx.x] = value;
-  __syncthreads();
-  for (u32 step = THREADS / 2; step; step /= 2) {
-    if (threadIdx.x < step && threadIdx.x + step < threads)
-      values[threadIdx.x] = OP::of(values[threadIdx.x], values[threadIdx.x + step]);
-    __syncthreads();
-  }
-  const A found = values[0];
-  __syncthreads();
-  return found;
-}
-__device__ u32 at_most_all(u64 threads) { return threads < THREADS ? (u32)threads : THREADS; }
-
-template <class T, class A, class OP>
-__global__ void __launch_bounds__(THREADS)
-total_parts(A* totals, const T* source, u64 length, u64 each, u64 parts) {
-  for (u64 part = blockIdx.x; part < parts; part += gridDim.x) {
-    const u64 start = part * each, end = start + each < length ? start + each : length;
-    A sum = A();
-    for (u64 at = start; at < end; at += THREADS * ITEMS) {
-      const u64 first = at + threadIdx.x * ITEMS;
-      A items[ITEMS];
-      load_items(items, source, first, end);
-#pragma unroll
-      for (int k = 0; k < ITEMS; ++k)
-        if (first + k < end) sum = at == start && !k ? items[k] : OP::of(sum, items[k]);
-    }
-    sum = reduced<A, OP>(sum, at_most_all((end - start + ITEMS - 1) / ITEMS));
-    if (!threadIdx.x) totals[part] = sum;
-  }
-}
-
-template <class T, class A, class OP>
-__global__ void __launch_bounds__(THREADS)
-scan_parts(T* target, const T* source, const A* totals, u64 length, u64 each, u64 parts) {
-  for (u64 part = blockIdx.x; part < parts; part += gridDim.x) {
-    const u64 start = part * each, end = start + each < length ? start + each : length;
-    A before = A();
-    for (u64 at = threadIdx.x; at < part; at += THREADS)
-      before = at == threadIdx.x ? totals[at] : OP::of(before, totals[at]);
-    before = reduced<A, OP>(before, at_most_all(part));
-    scan_row<T, A, OP>(target + start, source + start, end - start, before, part > 0);
-  }
-}
-
 template <class T, class A, class OP>
 __global__ void __launch_bounds__(THREADS)
 scan_short(T* target, const T* source, u64 rows, u64 length) {
@@ -168,4 +134,163 @@ scan_short(T* target, const T* source, u64 rows, u64 length) {
       store(target[at], made);
     }
   }
+}
+
+// Values that blocks tell each other, in words with a mark that is 0 until then.
+template <class A> struct Told {
+  enum { WORDS = (sizeof(A) + 7) / 8 };
+  union Both { A value; u64 words[WORDS]; };
+  u64 pairs[WORDS][2];
+
+  __device__ void tell(A value) {
+    Both both;
+    both.words[0] = 0;
+    both.value = value;
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) store_pair(pairs[w], both.words[w], 1);
+  }
+  __device__ A wait() const {
+    Both both;
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) {
+      u64 mark = 0;
+      while (!mark) load_pair(pairs[w], both.words[w], mark);
+    }
+    return both.value;
+  }
+};
+
+// The state of a short enough row; zeros again after each launch. Launches that may run at the same
+// time must be of different modules, whose memory this is.
+static __device__ uint4 few_told[MOST_TOLD];
+
+// A row in tiles, of ROWS words of each thread. A block takes the next tile, tells its sum to the
+// others, and waits for the sums of the tiles of its group before it and for what the group before
+// ends with: they began earlier, so all of them come. Sums are made in the same order each time.
+// "told" has zeros for longer rows: two counters, then what groups end with, then sums of tiles.
+template <class T, class A, class OP>
+__global__ void __launch_bounds__(THREADS)
+scan_tiles(T* target, const T* source, uint4* told, u64 length) {
+  constexpr int EACH = 16 / sizeof(T), ROWS = EACH > 8 ? TILE_ROWS / 2 : TILE_ROWS;
+  constexpr int WARPS = THREADS / 32;
+  constexpr u64 SEGMENT = 32 * EACH * ROWS, TILE = SEGMENT * WARPS;
+  union Word { uint4 all; T each[EACH]; __device__ Word() {} };
+  __shared__ A sums[WARPS], heads[WARPS];
+  __shared__ u64 taken;
+  uint4* state = told ? told : few_told;
+  u32* counters = (u32*)state;
+  const u64 tiles = (length + TILE - 1) / TILE, groups = (tiles + GROUP - 1) / GROUP;
+  Told<A>* ends = (Told<A>*)(state + 1);
+  Told<A>* totals = ends + groups;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool in_words = ((u64)target | (u64)source) % 16 == 0;
+  for (;;) {
+    if (threadIdx.x == 0) taken = atomicAdd(counters, 1u);
+    __syncthreads();
+    const u64 tile = taken;
+    if (tile >= tiles) break;
+    const u64 start = tile * TILE + warp * SEGMENT + lane * EACH;
+    const bool whole = in_words && (tile + 1) * TILE <= length;
+    A value[ROWS][EACH];
+    if (whole) {
+      Word words[ROWS];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) words[r].all = *(const uint4*)(source + start + r * 32 * EACH);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) value[r][i] = load(words[r].each[i]);
+    } else {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          const u64 at = start + r * 32 * EACH + i;
+          value[r][i] = at < length ? load(source[at]) : A();
+        }
+    }
+    A in_row[ROWS], all;  // of threads before in a row, and of rows
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int i = 1; i < EACH; ++i) value[r][i] = OP::of(value[r][i - 1], value[r][i]);
+      A sum = value[r][EACH - 1];
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const A other = from_before(sum, step);
+        if (lane >= step) sum = OP::of(other, sum);
+      }
+      // A row begins behind the one before it, of which the last thread knows the sum.
+      in_row[r] = from_before(sum, 1);
+      if (r) {
+        const A former = broadcast(all);
+        if (lane) in_row[r] = OP::of(former, in_row[r]); else in_row[r] = former;
+        sum = OP::of(former, sum);
+      }
+      all = sum;
+    }
+    if (lane == 31) sums[warp] = all;
+    __syncthreads();
+    A total = sums[0], before = total;
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) {
+      if (w == warp) before = total;
+      total = OP::of(total, sums[w]);
+    }
+    if (threadIdx.x == 0 && tile + 1 < tiles) totals[tile].tell(total);
+    const u64 group = tile / GROUP;
+    const u32 place = tile % GROUP, many = place + (group > 0);
+    A head = A();
+    if (threadIdx.x < many)
+      head = (threadIdx.x < place ? totals + tile - place + threadIdx.x : ends + group - 1)->wait();
+#pragma unroll
+    for (int bits = 1; bits < 32; bits *= 2) {
+      const A other = exchanged(head, bits);
+      if ((threadIdx.x ^ bits) < many) head = OP::of(head, other);  // of the first thread all
+    }
+    if (lane == 0) heads[warp] = head;
+    __syncthreads();
+    bool any = many > 0;
+    A ahead = heads[0];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w)
+      if (w * 32 < many) ahead = OP::of(ahead, heads[w]);
+    if (threadIdx.x == 0 && place == GROUP - 1 && tile + 1 < tiles)
+      ends[group].tell(any ? OP::of(ahead, total) : total);
+    if (warp) ahead = any ? OP::of(ahead, before) : before, any = true;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const bool some = r || lane, two = any && some;
+      const A first = two ? OP::of(ahead, in_row[r]) : some ? in_row[r] : ahead;
+#pragma unroll
+      for (int i = 0; i < EACH; ++i)
+        if (any || some) value[r][i] = OP::of(first, value[r][i]);
+    }
+    if (whole) {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        Word word;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) store(word.each[i], value[r][i]);
+        *(uint4*)(target + start + r * 32 * EACH) = word.all;
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+          const u64 at = start + r * 32 * EACH + i;
+          if (at < length) store(target[at], value[r][i]);
+        }
+    }
+  }
+  if (told) return;
+  __shared__ bool last;
+  __threadfence();
+  if (threadIdx.x == 0) last = atomicInc(counters + 1, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  if (threadIdx.x == 0) counters[0] = 0;
+  const u64 size = (groups + tiles) * sizeof(Told<A>) / 16;
+  for (u64 at = threadIdx.x; at < size; at += THREADS) few_told[1 + at] = uint4{0, 0, 0, 0};
 }
