@@ -128,6 +128,11 @@ template <class T> static T atomicCAS(T* place, T expected, T value) {
   if (before == expected) *place = value;
   return before;
 }
+template <class T> static T atomicExch(T* place, T value) {
+  const T before = *place;
+  *place = value;
+  return before;
+}
 template <class T> static T atomicInc(T* place, T last) {
   const T before = *place;
   *place = before >= last ? 0 : before + 1;

@@ -222,6 +222,28 @@ async def test_both_executors_give_the_same(
         assert one.dtype == other.dtype
 
 
+@pytest.mark.usefixtures("on_fake")
+@pytest.mark.parametrize("name", CALLS)
+async def test_calls_by_template_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that differ in buffers alone are prepared once."""
+    made: list[RunCub] = []
+    prepared = _cuda.CudaCub._prepared
+
+    def noted(self: Any, message: RunCub) -> Any:
+        made.append(message)
+        return prepared(self, message)
+
+    monkeypatch.setattr(_cuda.CudaCub, "_prepared", noted)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        expected = counted(name, await results(device, name))
+        for _ in range(4):
+            got = counted(name, await results(device, name))
+            for one, other in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    if name in ("argmax", "scan", "sum of halves", "sort wide pairs", "flagged", "histogram"):
+        assert made  # calls without Python functions are by template
+
+
 @pytest.mark.headers
 def test_statuses_become_errors() -> None:
     for message, kind in (

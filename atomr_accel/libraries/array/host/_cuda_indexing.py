@@ -40,6 +40,7 @@ from ._indexing_source import (
     DISTINCT,
     ELEMENTS,
     INDEXING,
+    MOST_SHARED,
     NUMBERS,
     SCANS,
     SEARCHES,
@@ -217,7 +218,8 @@ class CudaIndexing:
         if message.ends:
             self._require_intervals(message)
         pointer = self._context.pointer
-        self._set(pointer(message.counts), 0, 8 * message.size)
+        if message.size > MOST_SHARED:
+            self._set(pointer(message.counts), 0, 8 * message.size)
         self._launch(NUMBERS, *binning(message).packed(pointer))
 
     def _prepare_histogram(self, template: HostTemplate) -> _Prepared | None:
@@ -226,6 +228,8 @@ class CudaIndexing:
         if message.ends:
             return None
         run = self._prepared(NUMBERS, [binning(message)])
+        if message.size <= MOST_SHARED:
+            return run
         return self._zeroing(message.counts, 8 * message.size, run)
 
     def _zeroing(self, place: int, nbytes: int, run: _Prepared | None) -> _Prepared | None:

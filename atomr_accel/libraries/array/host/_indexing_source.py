@@ -38,8 +38,16 @@ SCANS: Final = CudaSource(
 )
 SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
+MOST_SHARED: Final = 8192
+"""Most numbers that blocks count in memory of their own."""
 NUMBERS: Final = CudaSource(
-    __package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16, FEW_EDGES=1025
+    __package__,
+    "counts.cu",
+    THREADS=THREADS,
+    SHARED=MOST_SHARED,
+    COPIES=16,
+    FEW_EDGES=1025,
+    AHEAD=4,
 )
 
 COUNTS: Final = (1, 2, 4, 8)
@@ -169,7 +177,7 @@ def scanning(message: ScanRows) -> Placed:
 
 
 def binning(message: CountHistogram) -> Placed:
-    """The kernel for a histogram, whose counts are zeros."""
+    """The kernel for a histogram; more counts than ``MOST_SHARED`` are zeros before."""
     numbers = struct.pack("<2Q2d", message.count, message.size, message.low, message.high)
     name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
     threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
