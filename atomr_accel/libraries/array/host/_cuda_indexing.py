@@ -32,7 +32,6 @@ from ..wire.indexing import (
     ScanRows,
     Top,
     UploadBytes,
-    scan_state,
 )
 from ._indexing_source import (
     COMPACTION,
@@ -228,21 +227,15 @@ class CudaIndexing:
         if message.ends:
             return None
         run = self._prepared(NUMBERS, [binning(message)])
-        if message.size <= MOST_SHARED:
+        if run is None or message.size <= MOST_SHARED:
             return run
-        return self._zeroing(message.counts, 8 * message.size, run)
+        at, nbytes, pointer = message.counts ^ PLACE, 8 * message.size, self._context.pointer
 
-    def _zeroing(self, place: int, nbytes: int, run: _Prepared | None) -> _Prepared | None:
-        """Return what writes zeros to a buffer and then runs."""
-        if run is None:
-            return None
-        at, pointer = place ^ PLACE, self._context.pointer
-
-        def launch(addresses: Sequence[int]) -> None:
+        def histogram(addresses: Sequence[int]) -> None:
             self._set(pointer(addresses[at]), 0, nbytes)
             run(addresses)
 
-        return launch
+        return histogram
 
     def _find_among(self, message: FindAmong) -> None:
         pointers = map(self._context.pointer, (message.target, message.given, message.row))
@@ -291,17 +284,14 @@ class CudaIndexing:
         return there.raw
 
     def _scan(self, message: ScanRows) -> None:
-        if message.scratch:
-            state = scan_state(DTYPES[message.dtype].itemsize, message.length)
-            self._set(self._context.pointer(message.scratch), 0, state)
-        self._launch(SCANS, *scanning(message).packed(self._context.pointer))
+        for each in scanning(message):
+            self._launch(SCANS, *each.packed(self._context.pointer))
 
     def _prepare_scan(self, template: HostTemplate) -> _Prepared | None:
         """Return a function that scans buffers that differ in addresses."""
         message: Any = template.message
-        state = scan_state(DTYPES[message.dtype].itemsize, message.length)
-        run = self._prepared(SCANS, [scanning(message)])
-        return self._zeroing(message.scratch, state, run) if message.scratch else run
+        launches = scanning(message)
+        return self._prepared(SCANS, launches) if len(launches) == 1 else None
 
 
 @final

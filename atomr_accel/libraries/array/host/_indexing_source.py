@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
-from ..wire.indexing import PARTS, SCAN_FEW, SCAN_GROUP, SCAN_LONG, SCAN_TILE, scan_tiles
+from ....executors.scan_tiles import SCAN_MACROS, most_scanned, scan_threads, scan_types
+from ..wire.indexing import PARTS
 from ._source import THREADS, divisor
 
 if TYPE_CHECKING:
@@ -21,21 +22,15 @@ UPLOADED: Final = 2048
 COMPACT_ITEMS: Final = 16
 SCAN_ITEMS: Final = 8
 COUNT_ITEMS: Final = 16
+_LONG: Final = 1 << 14
+"""A single row beyond that is scanned by several blocks."""
 _SHORT: Final = 32
 """Rows up to that length are scanned by one thread each."""
 
 INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
 COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
-SCANS: Final = CudaSource(
-    __package__,
-    "scans.cu",
-    THREADS=THREADS,
-    ITEMS=SCAN_ITEMS,
-    TILE_ROWS=SCAN_TILE // (16 * THREADS),
-    GROUP=SCAN_GROUP,
-    MOST_TOLD=SCAN_FEW,
-)
+SCANS: Final = CudaSource(__package__, "scans.cu", ITEMS=SCAN_ITEMS, **SCAN_MACROS)
 SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
 MOST_SHARED: Final = 8192
@@ -158,22 +153,31 @@ class Placed(NamedTuple):
         return IndexingLaunch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)
 
 
-def scanning(message: ScanRows) -> Placed:
-    """The kernel for a scan, whose scratch memory is zeros."""
-    element = ELEMENTS[message.dtype]
-    wide = "float" if element in ("h16", "b16") else element
+def scanning(message: ScanRows) -> list[Placed]:
+    """The kernels for a scan."""
+    types, target, source = scan_types(message.dtype, message.kind), message.target, message.source
     rows, length = message.rows, message.length
-    if rows == 1 and length > SCAN_LONG:
-        kernel, items = "scan_tiles", scan_tiles(DTYPES[message.dtype].itemsize, length)
-        addresses, sizes = (message.target, message.source, message.scratch), (length,)
-    else:
-        kernel = "scan_short" if length <= _SHORT else "scan"
-        addresses, sizes = (message.target, message.source), (rows, length)
-        items = rows
-    name = f"{kernel}<{element}, {wide}, {'Add' if message.kind == 'add' else 'Multiply'}>"
-    threads = items * (1 if kernel == "scan_short" else THREADS)
-    packed = struct.pack(f"<{len(sizes)}Q", *sizes)
-    return Placed(IndexingLaunch(name, threads, packed), addresses)
+    if rows == 1 and length > _LONG:
+        most, itemsize = most_scanned(message.dtype), DTYPES[message.dtype].itemsize
+        return [
+            Placed(
+                IndexingLaunch(
+                    f"scan_tiles<{types}>",
+                    scan_threads(message.dtype, min(most, length - start)),
+                    struct.pack("<2Q", number, min(most, length - start)),
+                ),
+                (target + start * itemsize, source + start * itemsize),
+            )
+            for number, start in enumerate(range(0, length, most))
+        ]
+    kernel = "scan_short" if length <= _SHORT else "scan"
+    items = rows * (1 if kernel == "scan_short" else THREADS)
+    return [
+        Placed(
+            IndexingLaunch(f"{kernel}<{types}>", items, struct.pack("<2Q", rows, length)),
+            (target, source),
+        )
+    ]
 
 
 def binning(message: CountHistogram) -> Placed:

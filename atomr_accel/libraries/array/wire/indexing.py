@@ -360,7 +360,6 @@ class ScanRows(Message, frozen=True):
         source, target: addresses of rows that follow each other; they may be the same.
         dtype: dtype of both, by name.
         rows, length: number of rows, and of elements in each.
-        scratch: address of ``scan_state`` bytes; 0 for none.
     """
 
     kind: Literal["add", "multiply"]
@@ -369,34 +368,7 @@ class ScanRows(Message, frozen=True):
     dtype: str
     rows: int
     length: int
-    scratch: Address = 0
 
 
 PARTS: Final = 1024
 """Largest number of parts of a long row."""
-
-SCAN_LONG: Final = 1 << 14
-"""A single row of more elements is scanned by several blocks, in tiles."""
-SCAN_GROUP: Final = 128
-"""Tiles of which each one waits for all before it."""
-SCAN_FEW: Final = 8257
-"""Words of 16 bytes that blocks have for the state of a row without ``scratch``."""
-SCAN_TILE: Final = 1 << 14
-"""Bytes of a tile; half as many of elements of one byte."""
-
-
-def scan_tiles(itemsize: int, length: int) -> int:
-    """Return the number of tiles of a long row."""
-    tile = SCAN_TILE if itemsize > 1 else SCAN_TILE // 2  # elements of a byte take more registers
-    return -(-length * itemsize // tile)
-
-
-def scan_state(itemsize: int, length: int) -> int:
-    """Return the bytes of scratch memory of a scan of a single row: 0 if it needs none."""
-    if length <= SCAN_LONG:
-        return 0
-    tiles = scan_tiles(itemsize, length)
-    words = 1 + (tiles + -(-tiles // SCAN_GROUP)) * max(1, itemsize // 8)
-    return 16 * words if words > SCAN_FEW else 0
-
-
