@@ -22,8 +22,10 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.executors.scan_tiles import scan_types
 from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import CubVersion
+from atomr_accel.libraries.cub.wire._spec import C_TYPES
 
 from ..libraries.host_kernels import COMPILER
 from .vendor import FakeContext, FakeCuda
@@ -692,6 +694,9 @@ class FakeKernels:
             at = np.argmax(strange) if strange.any() else best
             _memory(out, 8).view(np.int64)[0] = at
             return
+        if function.startswith("scan_tiles<"):
+            self._scan(function, out, given[0], given[1], count)
+            return
         assert count == items
         if function.startswith("cast<"):
             to, of = (self._DTYPES[each] for each in function[5:-1].split(", "))
@@ -716,6 +721,21 @@ class FakeKernels:
         back = bits ^ sign if kernel == "floats" else ~bits
         other = ~bits if kernel == "floats" else bits | sign
         target[:] = np.where(bits & sign, back, other).view(f"V{size}")
+
+    def _scan(self, function: str, out: int, given: int, continued: int, count: int) -> None:
+        dtype, wide, operator = next(
+            (DTYPES[name], DTYPES["float32"] if "float, " in types else DTYPES[name], kind)
+            for name in (*C_TYPES, "complex64", "complex128")
+            for kind in ("add", "multiply")
+            if function == f"scan_tiles<{(types := scan_types(name, kind))}>"
+        )
+        x = _memory(given, dtype.itemsize * count).view(dtype).astype(wide)
+        ufunc = getattr(np, operator)
+        if continued:
+            x[0] = ufunc(self._ends, x[0])
+        found = ufunc.accumulate(x, dtype=wide)
+        self._ends = found[-1]
+        _memory(out, dtype.itemsize * count).view(dtype)[:] = found.astype(dtype)
 
     def prepare(self, function: str, items: int, arguments: Any) -> Callable[[], None]:
         return partial(self.launch, function, items, arguments)

@@ -77,9 +77,9 @@ template <class A> struct Told {
 
 // Two counters, then what groups end with, then sums of tiles; zeros again after each launch. Launches
 // that may run at the same time must be of different modules, whose memory this is.
-static __device__ uint4 state[SCAN_STATE];
+template <class A> __device__ uint4 scan_state[SCAN_STATE];
 // What a launch ends with, for one that continues its row, by turns.
-static __device__ uint4 so_far[2];
+template <class A> __device__ uint4 scanned_so_far[2];
 
 // A row in tiles, of ROWS words of each thread. A block takes the next tile, tells its sum to the
 // others, and waits for the sums of the tiles of its group before it and for what the group before
@@ -94,6 +94,7 @@ scan_tiles(T* target, const T* source, u64 continued, u64 length) {
   union Word { uint4 all; T each[EACH]; __device__ Word() {} };
   __shared__ A sums[WARPS], heads[WARPS];
   __shared__ u64 taken;
+  uint4* state = scan_state<A>;
   u32* counters = (u32*)state;
   const u64 tiles = (length + TILE - 1) / TILE, groups = (tiles + THREADS - 1) / THREADS;
   Told<A>* ends = (Told<A>*)(state + 1);
@@ -160,7 +161,7 @@ scan_tiles(T* target, const T* source, u64 continued, u64 length) {
     if (threadIdx.x < place)
       head = totals[tile - place + threadIdx.x].wait();
     else if (threadIdx.x < many)
-      head = group ? ends[group - 1].wait() : *(const A*)(so_far + continued % 2);
+      head = group ? ends[group - 1].wait() : *(const A*)(scanned_so_far<A> + continued % 2);
 #pragma unroll
     for (int bits = 1; bits < 32; bits *= 2) {
       const A other = exchanged(head, bits);
@@ -178,7 +179,7 @@ scan_tiles(T* target, const T* source, u64 continued, u64 length) {
       if (tile + 1 < tiles)
         ends[group].tell(end);
       else
-        *(A*)(so_far + (continued + 1) % 2) = end;
+        *(A*)(scanned_so_far<A> + (continued + 1) % 2) = end;
     }
     if (warp) ahead = any ? OP::of(ahead, before) : before, any = true;
 #pragma unroll

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.cub.host._algorithms import THREADS, ArgReduce
+from atomr_accel.executors.scan_tiles import THREADS, scan_types
+from atomr_accel.libraries.cub.host._algorithms import ArgReduce
 from atomr_accel.libraries.cub.host._calls import Kit
 from atomr_accel.libraries.cub.host.cuda import SOURCE
 from atomr_accel.libraries.cub.wire._spec import C_TYPES, CubSpec
@@ -73,4 +74,8 @@ def test_the_first_extreme_element_is_found_wherever_rows_begin(kernels: Any, dt
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_kernels_of_every_dtype() -> None:
-    check_all_compile(SOURCE, [name for dtype in C_TYPES for name in names_of(dtype)])
+    names = [name for dtype in C_TYPES for name in names_of(dtype)]
+    dtypes = {*C_TYPES, "complex64", "complex128"} - {"bool"}
+    scans = [(dtype, kind) for dtype in dtypes for kind in ("add", "multiply")]
+    names += [f"scan_tiles<{scan_types(*each)}>" for each in scans]
+    check_all_compile(SOURCE, names)

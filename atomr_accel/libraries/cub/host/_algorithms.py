@@ -11,6 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
+from ....executors.scan_tiles import (
+    SCAN_MACROS,
+    THREADS,
+    most_scanned,
+    scan_threads,
+    scan_types,
+)
 from . import _source as source
 from ._calls import QUERY, WIDE, CubCall, place
 from ._sorts import MergeSort, RadixSort, SegmentedSort
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from ._calls import CubRun, ElementLauncher, Kit
 
 _LARGEST_INT: Final = 2**31 - 1
-THREADS: Final = 256
 _PACK_BYTES: Final = 16
 """Bytes that a thread reads at once."""
 
@@ -32,8 +38,11 @@ _PACKS: Final = 4
 _PARTS: Final = 2048
 """Most blocks that look for the extreme elements of a row."""
 
-MACROS: Final = {"THREADS": THREADS, "PACKS": _PACKS, "PARTS": _PARTS}
+MACROS: Final = {**SCAN_MACROS, "PACKS": _PACKS, "PARTS": _PARTS}
 """Constants of kernels."""
+
+_SCANNED: Final = {"plus": "add", "multiplies": "multiply"}
+"""Operators of scans by a kernel of ours."""
 
 _CPP: Final = {
     **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
@@ -182,6 +191,44 @@ class CubScan(CubCall):
             *scratch, self._x, self._out, sizes[0], self._operator, self._init, stream
         )
         return needed
+
+
+class RowScan(CubCall):
+    """Inclusive scan of one row. Buffers: the elements, and the result.
+
+    A kernel of ours takes one launch and no build, where CUB takes two, and gives the same bits in
+    every call.
+    """
+
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        self._dtype = spec.dtypes[0]
+        self.kernels = (f"scan_tiles<{scan_types(self._dtype, _SCANNED[spec.operators[0].kind])}>",)
+
+    @staticmethod
+    def takes(spec: CubSpec) -> bool:
+        """Return whether this runs an algorithm."""
+        if spec.algorithm != "inclusive_scan" or spec.init:
+            return False
+        x, accumulator, out = spec.dtypes
+        plain = accumulator == x or (x in ("float16", "bfloat16") and accumulator == "float32")
+        return spec.operators[0].kind in _SCANNED and plain and out == x and x != "bool"
+
+    def run(self, built: Any, given: CubRun) -> int:
+        del built, given
+        return 0
+
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
+        """Scan the row, a part at a time."""
+        del beside
+        x, out = pointers
+        most, itemsize = most_scanned(self._dtype), DTYPES[self._dtype].itemsize
+        for number, start in enumerate(range(0, count, most)):
+            length, offset = min(most, count - start), start * itemsize
+            threads = scan_threads(self._dtype, length)
+            launch(self.kernels[0], length, out + offset, x + offset, number, threads=threads)
 
 
 class SegmentedReduce(Folding):
@@ -446,3 +493,8 @@ ALGORITHMS: Final[dict[str, type[CubCall]]] = {
     "upper_bound": BinarySearch,
 }
 """Algorithms by the name in a spec."""
+
+
+def algorithm_of(spec: CubSpec) -> type[CubCall]:
+    """Return what runs the algorithm of a spec."""
+    return RowScan if RowScan.takes(spec) else ALGORITHMS[spec.algorithm]

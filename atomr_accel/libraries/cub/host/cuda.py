@@ -45,6 +45,9 @@ SOURCE: Final = CudaSource(__package__, "positions.cu", **MACROS)
 _WAITS: Final = frozenset({"segmented_sort"})
 """Algorithms that wait for the device while they run: they cannot be captured into a graph."""
 
+_APART: Final = 48
+"""Bits of an offset in a buffer; bits beyond tell stand-ins of pointers apart."""
+
 _MOST_SIZES: Final = 1024
 """Calls that an executor knows the scratch memory of without asking."""
 
@@ -217,25 +220,32 @@ class CudaCub:
         return run
 
     def _prepared_kernel(self, call: CubCall, message: RunCub) -> Callable[[Sequence[int]], None]:
-        """Return the same of an algorithm that is one kernel of ours."""
-        launches: list[tuple[list[tuple[int, int]], Any, Callable[[], None]]] = []
+        """Return the same of an algorithm that kernels of ours run alone."""
+        launches: list[tuple[Callable[[], None], Any, list[tuple[int, int, int]]]] = []
+        buffers = [at ^ PLACE for at in message.addresses]
 
         def prepare(kernel: str, count: int, *pointers: int, threads: int = 0) -> None:
             arguments = KernelArguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
-            places = [(slot, at ^ PLACE) for slot, at in enumerate(pointers)]
             function = self._kernels.function(kernel)
             launch = self._kernels.prepare(function, threads or count, arguments)
-            launches.append((places, arguments.pointers, launch))
+            # Slots of pointers, their buffers, and how far behind their begin they are.
+            places = [
+                (slot, buffers[(at >> _APART) - 1], at % (1 << _APART))
+                for slot, at in enumerate(pointers)
+                if at >> _APART
+            ]
+            launches.append((launch, arguments.pointers, places))
 
-        call.after(prepare, message.addresses, 0, message.sizes[0])
-        ((places, into, launch),) = launches
+        stand_ins = [number << _APART for number in range(1, len(buffers) + 1)]
+        call.after(prepare, stand_ins, 0, message.sizes[0])
         all_pointers = self._context.pointers
 
         def run(addresses: Sequence[int]) -> None:
             pointers = all_pointers(addresses)
-            for slot, at in places:
-                into[slot] = pointers[at]
-            launch()
+            for launch, into, places in launches:
+                for slot, at, offset in places:
+                    into[slot] = pointers[at] + offset
+                launch()
 
         return run
 

@@ -41,7 +41,7 @@ template <bool LARGEST, class V> __device__ Found<V> best_of_block(Found<V> mine
 
 // What blocks have found, and how many have; 0 again after each launch. Launches that may run at the
 // same time must be of different modules, whose memory this is.
-static __device__ uint4 found_by_blocks[PARTS];
+template <class V> __device__ Found<V> found_by_blocks[PARTS];
 static __device__ u32 blocks_done;
 
 template <class T, class V, bool LARGEST>
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS) extreme(i64* position, const T* given
   }
   best = best_of_block<LARGEST>(best);
   if (gridDim.x > 1) {
-    volatile Found<V>* parts = (volatile Found<V>*)found_by_blocks;
+    volatile Found<V>* parts = found_by_blocks<V>;
     __shared__ bool last;
     if (threadIdx.x == 0) {
       parts[blockIdx.x].value = best.value;
