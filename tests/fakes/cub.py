@@ -677,6 +677,7 @@ class FakeKernels:
 
     def __init__(self, _context: Any, _stream: Any, _source: object) -> None:
         """Nothing is compiled."""
+        self._ends: Any = None
 
     def function(self, name: str) -> str:
         return name
