@@ -18,7 +18,7 @@ _COMPLEX: Final = {"complex64": "c64", "complex128": "c128"}
 
 
 def scan_types(dtype: str, kind: str) -> str:
-    """Return the arguments of templates: an element, what it is computed in, and the operator.
+    """Return the arguments of templates: an element, the type of its sums, and the operator.
 
     Args:
         dtype: the dtype of the elements, by name.

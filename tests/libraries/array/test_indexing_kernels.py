@@ -471,7 +471,7 @@ def test_a_long_row_in_tiles(
     pieces: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of several groups of tiles; also from where elements do not lie in whole words."""
+    """Rows have several groups of tiles; some begin where elements lie in no whole words."""
     rng = seeds.rng()
     tile = scan_tile(dtype)
     long = dtype == "float32" and kind == "add" and pieces == 1
