@@ -11,7 +11,7 @@ import numpy as np
 from . import _plans as plans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..arrays import GpuRef
     from ._plans import CollectivePlan
@@ -28,6 +28,8 @@ class Collectives:
     A call takes a list of buffers, one for each rank in the order of ranks, and gives a list. All
     are contiguous, and of one dtype. Nothing is sent to any device before everything was checked. A
     call that is cancelled before that has no effect. After that, cancellation ends only the wait.
+    In groups, batches and recordings calls do not wait: see ``World.group``, ``World.batch`` and
+    ``World.record``.
 
     All of them may raise:
         TypeError, ValueError: wrong buffers, shapes, dtypes or ranks.
@@ -38,9 +40,8 @@ class Collectives:
     """
 
     @abstractmethod
-    async def _carry_out(
-        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
-    ) -> T: ...
+    async def _carry_out(self, plan: partial[T]) -> T:
+        """Carry out a function of ``_plans``, whose named arguments are the caller's."""
 
     async def all_reduce(
         self,

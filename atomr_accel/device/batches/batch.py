@@ -617,19 +617,31 @@ class Batch(EntersAsync, Collector):
         if error is not None:
             await trio.lowlevel.checkpoint()
 
+    async def placed(self) -> None:
+        """Wait until all that was collected so far has its place in the program's order."""
+        self._check()
+        while self._late:
+            await self._place()
+            if not (self._later or self._promised):  # no other task has added any meanwhile
+                self._late, self._wanted, self._lacking = False, 0, 0
+
+    async def _place(self) -> None:
+        """Submit deferred calls, and allocate memory for their results."""
+        promised = sum(nbytes for nbytes, _ in self._promised.values())
+        lacking = min(self._lacking, promised)
+        if lacking:  # for these, and the next batch that is like this one
+            await self.core.growth.grow_ahead(lacking)
+            self._check_epoch()
+        while self._later:
+            step = self._later.popleft()
+            await step()
+            del step  # including its objects, so that later calls can use its memory
+        await self._provide(tuple(self._promised))
+
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
-            promised = sum(nbytes for nbytes, _ in self._promised.values())
-            lacking = min(self._lacking, promised)
-            if lacking:  # for these, and the next batch that is like this one
-                await self.core.growth.grow_ahead(lacking)
-                self._check_epoch()
-            while self._later:
-                step = self._later.popleft()
-                await step()
-                del step  # including its objects, so that later calls can use its memory
-            await self._provide(tuple(self._promised))
+            await self._place()
         except (ContextPoisoned, DeviceLost):
             raise
         except Exception as error:  # noqa: BLE001 - what comes after it is not begun
