@@ -6,13 +6,13 @@
 
 from ._collectives import Collectives
 from ._recorded import WorldRecording
-from ._together import CollectiveGroup, LaterCollectives, WorldBatch
+from ._together import CollectedCollectives, CollectiveGroup, WorldBatch
 from ._world import World, WorldStatistics, open_world
 
 __all__ = [
+    "CollectedCollectives",
     "CollectiveGroup",
     "Collectives",
-    "LaterCollectives",
     "World",
     "WorldBatch",
     "WorldRecording",

@@ -22,7 +22,7 @@ from ..libraries.recordings.wire.messages import RecordingStep, ReplayTogether
 from ..wire import encode
 from ._interfaces import RankPart
 from ._plans import CollectivePlan
-from ._together import LaterCollectives
+from ._together import CollectedCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,7 +106,7 @@ class _PartialReplay:
 
 
 @final
-class WorldRecording(LaterCollectives):
+class WorldRecording(CollectedCollectives):
     """Ops of all devices of a world that are recorded; see ``World.record``.
 
     After a rank's death it is prepared again as the recordings of devices are. It is for the ranks
@@ -132,10 +132,8 @@ class WorldRecording(LaterCollectives):
     def _plan(self) -> CollectivePlan:
         return CollectivePlan(self._sites, self._rounds, [])
 
-    async def _carry_out(self, plan: partial[T]) -> T:
+    def _carry_out(self, plan: partial[T]) -> T:
         """Record a collective, on stand-ins for its buffers."""
-        self._require_open()
-        await trio.lowlevel.checkpoint()
         self._require_open()
         if any(each.in_part for each in self.devices):
             raise RuntimeError(

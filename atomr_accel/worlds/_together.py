@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import trio
 
 from .._errors import WorldBroken
+from ..ops import Awaited, Collected, D
 from . import _plans as plans
 from ._collectives import Collectives
 from ._mail import Letter, Letters
@@ -17,17 +17,19 @@ from ._plans import CollectivePlan, OutputPending
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from ..arrays import GpuRef
     from ..device.batches.batch import Batch
-    from ..memory import Block
+    from ..memory import Block, MemoryMap
     from ._engine import CollectiveCall, Term
     from ._world import World
 
 T = TypeVar("T")
 
 
-class LaterCollectives(Collectives):
-    """Collectives whose results have content later, when a block was left or replayed."""
+class _LaterCollectives(Collectives[D]):
+    """Collectives of a block; results have content when it was left or replayed."""
 
     def __init__(self, what: str, made_by: str, size: int) -> None:
         self._what: Final = what
@@ -36,26 +38,21 @@ class LaterCollectives(Collectives):
         self._letters: Final = Letters()
         self._open = True
 
-    async def send(self, x: GpuRef, to: int) -> None:
-        """Give a buffer to a rank, where ``recv`` in this block takes it (``ncclSend``)."""
+    def _put(self, x: GpuRef, to: int) -> None:
+        """See ``send`` of the classes below."""
         self._require_open()
-        await trio.lowlevel.checkpoint()
         to = plans.require_rank(to, self._size, "to")
         self._letters.put(self._rank_of(x), to, Letter(x))
 
-    async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
-        """Take what ``send`` has given in this block (``ncclRecv``).
-
-        Raises:
-            ValueError: nothing was sent from there to there.
-        """
+    def _take(self, source: int, to: int, out: GpuRef | None) -> partial[GpuRef]:
+        """See ``recv`` of the classes below."""
         self._require_open()
         letter = self._letters.take(source, to)
         if letter is None:
             raise ValueError(
                 f"nothing was sent from rank {source} to {to} in this {self._what} before"
             )
-        return await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out))
+        return partial(plans.send, x=letter.ref, to=to, out=out)
 
     def _rank_of(self, x: GpuRef) -> int:
         raise NotImplementedError
@@ -75,7 +72,26 @@ class LaterCollectives(Collectives):
             )
 
 
-class _OfOneTerm(LaterCollectives):
+class CollectedCollectives(_LaterCollectives[Collected]):
+    """Collectives of a batch or a recording, which return their results at once."""
+
+    call_mode = Collected
+
+    def send(self, x: GpuRef, to: int) -> None:
+        """Give a buffer to a rank, where ``recv`` in this block takes it (``ncclSend``)."""
+        self._put(x, to)
+
+    def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
+        """Take what ``send`` has given in this block (``ncclRecv``).
+
+        Raises:
+            ValueError: nothing was sent from there to there.
+        """
+        result: GpuRef = self._carry_out(self._take(source, to, out))
+        return result
+
+
+class _OfOneTerm(_LaterCollectives[D]):
     """Collectives of one epoch of a world; buffers that they make are freed if they fail."""
 
     def __init__(self, what: str, world: World, term: Term) -> None:
@@ -109,13 +125,27 @@ class _OfOneTerm(LaterCollectives):
 
 
 @final
-class CollectiveGroup(_OfOneTerm):
+class CollectiveGroup(_OfOneTerm[Awaited]):
     """Collectives that go together; see ``World.group``."""
 
     def __init__(self, world: World, term: Term) -> None:
         super().__init__("group", world, term)
         self._outputs: list[tuple[int, GpuRef]] = []
         self._planned: list[partial[Any]] = []
+
+    async def send(self, x: GpuRef, to: int) -> None:
+        """Give a buffer to a rank, where ``recv`` in this group takes it (``ncclSend``)."""
+        self._require_open()
+        await trio.lowlevel.checkpoint()
+        self._put(x, to)
+
+    async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
+        """Take what ``send`` has given in this group (``ncclRecv``).
+
+        Raises:
+            ValueError: nothing was sent from there to there.
+        """
+        return await self._carry_out(self._take(source, to, out))
 
     async def _carry_out(self, plan: partial[T]) -> T:
         """Note a call of the group; all calls are planned again when the group is sent."""
@@ -155,8 +185,48 @@ class CollectiveGroup(_OfOneTerm):
         return self._submit(made)
 
 
+class _BatchSite(NamedTuple):
+    """A batch in the form in which plans see a device. Without room it promises memory."""
+
+    batch: Batch
+
+    @property
+    def name(self) -> str:
+        return self.batch.core.name
+
+    @property
+    def memory(self) -> MemoryMap:
+        return self.batch.memory
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+        del nbytes
+        return self.batch.output(shape, dtype)
+
+
 @final
-class WorldBatch(_OfOneTerm):
+class _Deferred:
+    """A collective that is deferred to the end of the block."""
+
+    def __init__(self, batch: WorldBatch, made: CollectivePlan) -> None:
+        self._batch = batch
+        self._made = made
+        self._missing = len(batch.devices)
+        self._sent = trio.Event()
+
+    async def come(self) -> None:
+        """Submit it once all ranks have come here: all that was collected before is submitted."""
+        self._missing -= 1
+        if self._missing:
+            await self._sent.wait()
+            return
+        for part in self._made.parts:
+            await self._batch.devices[part.rank].provide((*part.reads, *part.writes))
+        self._batch._calls.append(self._batch._submit(self._made))
+        self._sent.set()
+
+
+@final
+class WorldBatch(_OfOneTerm[Collected], CollectedCollectives):
     """Ops of all devices of a world that are collected; see ``World.batch``.
 
     Attributes:
@@ -168,40 +238,46 @@ class WorldBatch(_OfOneTerm):
     def __init__(self, world: World, term: Term, batches: Sequence[Batch]) -> None:
         super().__init__("batch", world, term)
         self.devices = tuple(batches)
+        self._sites = [_BatchSite(each) for each in batches]
         self._calls: list[CollectiveCall] = []
-        self._made: list[tuple[int, weakref.ref[Block]]] = []
 
-    async def _carry_out(self, plan: partial[T]) -> T:
-        """Send a collective, after all that was collected before."""
+    def _carry_out(self, plan: partial[T]) -> T:
         self._require_open()
-        await trio.lowlevel.checkpoint()
-        outputs: list[tuple[int, GpuRef]] = []
-        while True:
+        made = CollectivePlan(self._sites, self._term.at, [])
+        result = plan(made)
+        if any(batch.late for batch in self.devices):
+            deferred = _Deferred(self, made)
             for batch in self.devices:
-                await batch.placed()
-            self._require_open()
-            made = self._plan(outputs)
-            try:
-                result = plan(made)
-            except OutputPending as pending:
-                await self._world._provide(self._cores, pending, outputs)
-            else:
-                break
-        self._made += [(rank, weakref.ref(ref.block)) for rank, ref in outputs]
-        self._calls.append(self._submit(made))
+                batch.put_off(deferred.come)
+        else:
+            self._calls.append(self._submit(made))
         return result
 
     async def _finish(self) -> None:
         """Wait for all collectives."""
         self._close()
+        errors: list[Exception] = []
+
+        async def place(batch: Batch) -> None:
+            try:
+                await batch.placed()
+            except Exception as error:  # noqa: BLE001 - it is raised below
+                errors.append(error)
+                nursery.cancel_scope.cancel()
+
+        if any(batch.late for batch in self.devices):
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                for batch in self.devices:
+                    nursery.start_soon(place, batch)
+        if errors:
+            try:
+                raise errors[0]
+            finally:
+                errors.clear()
         for call in self._calls:
             if not call.done.is_set() or call.broken is not None:
                 await call.wait()
 
     def _abandon(self) -> None:
-        """Free what collectives have made. The devices' batches free what theirs have."""
+        """Refuse further calls. The devices' batches free all buffers."""
         self._open = False
-        for rank, made in self._made:
-            block = made()
-            if block is not None:
-                self._free(rank, block)

@@ -15,6 +15,7 @@ from ..actors.blocks import opens
 from ..actors.service import in_place
 from ..device import Device
 from ..device.batches.record import Recording
+from ..ops import Awaited
 from ..wire.options import real
 from . import _plans as plans
 from ._bootstrap import meet
@@ -63,7 +64,7 @@ class WorldStatistics:
 
 
 @final
-class World(Collectives, Service):
+class World(Collectives[Awaited], Service):
     """Devices, each with a rank, and the collectives among them. Made by ``open_world``.
 
     It is an actor of its devices' system. If its supervisor restarts it, ops in flight raise
@@ -258,8 +259,7 @@ class World(Collectives, Service):
         ``batch.devices`` has a batch of each device, as ``device.batch()`` gives, in the order of
         ranks. Collectives of ``batch`` and ops of these may use each other's results at once. The
         block ends when all have finished, and raises their errors. If it raises, all refs that were
-        made in it are freed. A collective first submits the deferred calls of the devices' batches,
-        such as copies of large arrays.
+        made in it are freed.
 
         Raises:
             WorldBroken: in the block or on leaving it, if a rank failed meanwhile.

@@ -103,7 +103,7 @@ def expected(steps: Sequence[Step], inputs: list[Array]) -> list[list[Array]]:
     return variables
 
 
-async def carried_out(
+def carried_out(
     steps: Sequence[Step],
     inputs: list[GpuRef],
     block: WorldBatch | WorldRecording,
@@ -123,17 +123,17 @@ async def carried_out(
             case "mix":
                 made = [mixed(at, *each) for at, each in enumerate(zip(x, y, strict=True))]
             case "sum":
-                total = await block.all_reduce(x)
+                total = block.all_reduce(x)
                 zeros = [each.zeros(SHAPE, np.float32) for each in block.devices]
                 made = [mixed(at, zeros[at], total[at]) for at in range(SIZE)]
             case "max":
-                made = await block.all_reduce(x, "max")
+                made = block.all_reduce(x, "max")
             case "in place":
-                made = await block.all_reduce(x, "min", out=x)
+                made = block.all_reduce(x, "min", out=x)
             case "broadcast":
-                made = await block.broadcast(x[rank])
+                made = block.broadcast(x[rank])
             case "scatter":
-                rows = await block.scatter(x[rank])
+                rows = block.scatter(x[rank])
                 made = []
                 for each, row in zip(block.devices, rows, strict=True):
                     z = each.empty(SHAPE, np.float32)
@@ -141,14 +141,14 @@ async def carried_out(
                         each.copy(row, z[to])
                     made.append(z)
             case "gather":
-                made = await block.all_gather([each[0] for each in x])
+                made = block.all_gather([each[0] for each in x])
             case "send":
                 to = (rank + 1) % SIZE
-                await block.send(x[rank], to)
+                block.send(x[rank], to)
                 made = [*x]
-                made[to] = await block.recv(rank, to)
+                made[to] = block.recv(rank, to)
             case _:
-                made = await block.all_to_all(x)
+                made = block.all_to_all(x)
         variables.append(made)
     return variables
 
@@ -179,7 +179,7 @@ async def test_programs_in_batches(programs: list[tuple[list[Step], int]]) -> No
         for steps, seed in programs:
             x = await put(world, some(seed))
             async with world.batch() as batch:
-                got = await carried_out(steps, x, batch, kernels)
+                got = carried_out(steps, x, batch, kernels)
             await same(world, got, expected(steps, some(seed)))
 
 
@@ -197,7 +197,7 @@ async def test_programs_in_recordings(programs: list[tuple[list[Step], list[int]
             before = some(100)
             x = await put(world, before)
             async with world.record(x) as recording:
-                got = await carried_out(steps, x, recording, kernels)
+                got = carried_out(steps, x, recording, kernels)
             await same(world, [x], [before])  # nothing was executed
             assert [ref is taken for ref, taken in zip(x, got[0], strict=True)] == [True] * SIZE
             await recording.replay()
@@ -217,7 +217,7 @@ async def test_what_a_batch_puts_off_comes_before_its_collectives() -> None:
     async with world_of(2) as world:
         async with world.batch() as batch:
             x = [each.put(large + rank) for rank, each in enumerate(batch.devices)]
-            total = await batch.all_reduce(x)
+            total = batch.all_reduce(x)
             y = [each.copy(ref) for each, ref in zip(batch.devices, total, strict=True)]
             later = batch.devices[1].get(y[1])
         np.testing.assert_array_equal(later.value, 2 * large + 1)
@@ -227,7 +227,7 @@ async def test_a_batch_grows_memory_for_what_its_collectives_make() -> None:
     async with world_of(2, hosts={"slab_bytes": 1 << 21}) as world:
         x = await put(world, [np.full(1 << 17, rank + 1.0) for rank in range(2)])
         async with world.batch() as batch:
-            totals = [await batch.all_reduce(x) for _ in range(6)]
+            totals = [batch.all_reduce(x) for _ in range(6)]
         for total in totals:
             assert [array[-1] for array in await get(world, total)] == [3.0, 3.0]
 
@@ -238,16 +238,16 @@ async def test_failed_batches_free_what_they_have_made() -> None:
         made: list[GpuRef] = []
         with pytest.raises(KeyError):
             async with world.batch() as batch:
-                made += await batch.all_reduce(x)
+                made += batch.all_reduce(x)
                 made += [batch.devices[0].copy(made[0])]
                 raise KeyError
         with pytest.raises(ValueError, match="not received"):
             async with world.batch() as batch:
-                made += await batch.all_gather(x)
-                await batch.send(x[0], 1)
+                made += batch.all_gather(x)
+                batch.send(x[0], 1)
         assert all(ref.is_stale for ref in made)
         with pytest.raises(RuntimeError, match=r"block was left; open another one with .*batch"):
-            await batch.all_reduce(x)
+            batch.all_reduce(x)
         await same(world, [await world.all_reduce(x)], [[np.full(3, 2.0)] * 2])
 
 
@@ -263,12 +263,12 @@ async def test_wrong_calls_of_recordings_are_refused() -> None:
         async with world.record(x) as recording:
             one, _ = recording.devices
             with one.when(flag), pytest.raises(RuntimeError, match="must not be in a part"):
-                await recording.all_reduce(x)
+                recording.all_reduce(x)
             with pytest.raises(ValueError, match=r"x\[1\] must be on the device of rank 1"):
-                await recording.all_reduce([x[0], x[0]])
+                recording.all_reduce([x[0], x[0]])
             with pytest.raises(RuntimeError, match="not inside it"):
                 await recording.replay()
-            total = await recording.all_reduce(x)
+            total = recording.all_reduce(x)
         with pytest.raises(RuntimeError, match="await the recording's replay"):
             await world.all_reduce(total)
         with pytest.raises(RuntimeError, match="rank's part of a world's"):
@@ -284,7 +284,7 @@ async def test_wrong_calls_of_recordings_are_refused() -> None:
         with pytest.raises(ValueError, match="has not the shape"):
             await recording.replay(short)
         with pytest.raises(RuntimeError, match=r"open another one with world.record"):
-            await recording.all_reduce(x)
+            recording.all_reduce(x)
         with pytest.raises(KeyError):
             async with world.record(x) as spoilt:
                 raise KeyError
@@ -307,7 +307,7 @@ async def test_recordings_of_a_device_are_called_in_recordings_of_a_world() -> N
             y = doubled.copy(x[0])
         async with world.record(x) as recording:
             recording.devices[0].call(doubled, x[0])
-            total = await recording.all_reduce([y, x[1]])
+            total = recording.all_reduce([y, x[1]])
         await recording.replay()
         await same(world, [total], [[np.full(3, 3.0)] * 2])
 
@@ -316,7 +316,7 @@ async def test_replays_and_ops_keep_their_order() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(3)] * 2)
         async with world.record(x) as recording:
-            await recording.all_reduce(x, out=x)
+            recording.all_reduce(x, out=x)
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(recording.replay)
@@ -331,7 +331,7 @@ async def test_recordings_outlive_the_death_of_a_rank(end: Any) -> None:
     async with world_of(2, [1], hosts={"isolation": "process"}) as world:
         x = await put(world, [np.ones(3), np.full(3, 2.0)], sealed=True)
         async with world.record(x) as recording:
-            total = await recording.all_reduce(x)
+            total = recording.all_reduce(x)
             copies = [each.copy(ref) for each, ref in zip(recording.devices, total, strict=True)]
         await recording.replay()
         for epoch in (2, 3):
@@ -351,7 +351,7 @@ async def test_a_death_breaks_what_is_in_flight(how: str, gate: Gate) -> None:
         x = [await each.full(4, 1.0, np.float32) for each in world.devices]
         kept = await world.devices[0].put(np.arange(3))
         async with world.record(x, shared=True) as recording:
-            total = await recording.all_reduce(x)
+            total = recording.all_reduce(x)
         await recording.replay()
         broken: list[WorldBroken] = []
 
@@ -361,7 +361,7 @@ async def test_a_death_breaks_what_is_in_flight(how: str, gate: Gate) -> None:
                     await recording.replay()
                 else:
                     async with world.batch() as batch:
-                        await batch.all_reduce(x)
+                        batch.all_reduce(x)
             broken.append(caught.value)
 
         async def occupy() -> None:
@@ -393,7 +393,7 @@ async def test_a_rank_that_is_late_for_a_replay_is_named(gate: Gate) -> None:
         hold = await gate.kernel(world.devices[1])
         x = [await each.full(4, 1.0, np.float32) for each in world.devices]
         async with world.record(x) as recording:
-            await recording.all_reduce(x)
+            recording.all_reduce(x)
         await recording.replay()
         await recording.replay()
 
@@ -413,7 +413,7 @@ async def test_a_recording_is_for_the_ranks_that_it_was_made_with() -> None:
     async with devices_of(3) as devices, open_world(devices) as world:
         x = await put(world, [np.ones(3)] * 3)
         async with world.record(x) as recording:
-            await recording.all_reduce(x, out=x)
+            recording.all_reduce(x, out=x)
         await recording.replay()
         await world.resize(devices[:2])
         with pytest.raises(WorldBroken, match="called for 3 ranks, and now there are 2"):
