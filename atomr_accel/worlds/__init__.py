@@ -5,12 +5,17 @@
 """
 
 from ._collectives import Collectives
-from ._world import CollectiveGroup, World, WorldStatistics, open_world
+from ._recorded import WorldRecording
+from ._together import CollectedCollectives, CollectiveGroup, WorldBatch
+from ._world import World, WorldStatistics, open_world
 
 __all__ = [
+    "CollectedCollectives",
     "CollectiveGroup",
     "Collectives",
     "World",
+    "WorldBatch",
+    "WorldRecording",
     "WorldStatistics",
     "open_world",
 ]

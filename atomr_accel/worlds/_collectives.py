@@ -1,33 +1,94 @@
-"""The collectives, as worlds and groups have them."""
+"""The collectives, as worlds, groups, batches and recordings have them.
+
+Each is a method that returns its plan. Objects whose collectives are awaited differ in type from
+those whose collectives return their results at once, as facades of libraries do.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from types import MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
+from ..ops import Awaited, Collected, D
 from . import _plans as plans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from ..arrays import GpuRef
     from ._plans import CollectivePlan
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Op = Literal["sum", "prod", "min", "max", "avg"]
 """Reduction of several elements to one."""
 
 
-class Collectives:
+class collective(Generic[P, T]):  # noqa: N801 - used as a decorator
+    """Make a collective of a method that returns its plan."""
+
+    def __init__(self, plan: Callable[Concatenate[Any, P], partial[T]]) -> None:
+        @functools.wraps(plan)
+        async def awaited(calls: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = await calls._carry_out(plan(calls, *args, **kwargs))
+            return result
+
+        @functools.wraps(plan)
+        def collected(calls: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = calls._carry_out(plan(calls, *args, **kwargs))
+            return result
+
+        signature = inspect.signature(plan)
+        result = signature.return_annotation.removeprefix("partial[").removesuffix("]")
+        functions: tuple[Any, ...] = (awaited, collected)
+        for function in functions:
+            del function.__wrapped__
+            function.__signature__ = signature.replace(return_annotation=result)
+        self._by_mode: Final = dict(zip((Awaited, Collected), functions, strict=True))
+        self.__doc__ = plan.__doc__
+
+    @overload
+    def __get__(
+        self, calls: None, owner: Any = None
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(
+        self, calls: Collectives[Awaited], owner: Any = None
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, calls: Collectives[Collected], owner: Any = None) -> Callable[P, T]: ...
+    def __get__(self, calls: Any, owner: Any = None) -> Any:
+        if calls is None:
+            return self._by_mode[Awaited]  # a plain async function, for help() and docs
+        return MethodType(self._by_mode[calls.call_mode], calls)
+
+
+class Collectives(Generic[D]):
     """Calls that all ranks take part in.
 
     A call takes a list of buffers, one for each rank in the order of ranks, and gives a list. All
     are contiguous, and of one dtype. Nothing is sent to any device before everything was checked. A
     call that is cancelled before that has no effect. After that, cancellation ends only the wait.
+    In groups calls do not wait, see ``World.group``. In batches and recordings they are not
+    awaited and return their results at once, see ``World.batch`` and ``World.record``.
 
     All of them may raise:
         TypeError, ValueError: wrong buffers, shapes, dtypes or ranks.
@@ -37,19 +98,21 @@ class Collectives:
         OutOfMemory: no room for an output.
     """
 
-    @abstractmethod
-    async def _carry_out(
-        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
-    ) -> T: ...
+    call_mode: ClassVar[type[Awaited | Collected]] = Awaited
 
-    async def all_reduce(
+    @abstractmethod
+    def _carry_out(self, plan: partial[Any]) -> Any:
+        """Carry out a function of ``_plans``, whose named arguments are the caller's."""
+
+    @collective
+    def all_reduce(
         self,
         x: Sequence[GpuRef],
         op: Op = "sum",
         *,
         scale: float | None = None,
         out: Sequence[GpuRef] | None = None,
-    ) -> list[GpuRef]:
+    ) -> partial[list[GpuRef]]:
         """Reduce over all ranks; each gets the result (``ncclAllReduce``).
 
         Args:
@@ -64,9 +127,10 @@ class Collectives:
         Returns:
             The results, of the shape and dtype of ``x``.
         """
-        return await self._carry_out(partial(plans.all_reduce, x=x, op=op, scale=scale, out=out))
+        return partial(plans.all_reduce, x=x, op=op, scale=scale, out=out)
 
-    async def reduce(
+    @collective
+    def reduce(
         self,
         x: Sequence[GpuRef],
         root: int = 0,
@@ -74,7 +138,7 @@ class Collectives:
         *,
         scale: float | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> partial[GpuRef]:
         """Reduce over all ranks; one of them gets the result (``ncclReduce``).
 
         Args:
@@ -87,10 +151,10 @@ class Collectives:
         Returns:
             The result, on ``root``.
         """
-        plan = partial(plans.reduce, x=x, root=root, op=op, scale=scale, out=out)
-        return await self._carry_out(plan)
+        return partial(plans.reduce, x=x, root=root, op=op, scale=scale, out=out)
 
-    async def broadcast(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> list[GpuRef]:
+    @collective
+    def broadcast(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> partial[list[GpuRef]]:
         """Copy a buffer to all ranks (``ncclBroadcast``).
 
         Args:
@@ -100,11 +164,12 @@ class Collectives:
         Returns:
             The copies. The root's is ``x`` itself, unless ``out`` has another.
         """
-        return await self._carry_out(partial(plans.broadcast, x=x, out=out))
+        return partial(plans.broadcast, x=x, out=out)
 
-    async def all_gather(
+    @collective
+    def all_gather(
         self, x: Sequence[GpuRef], *, out: Sequence[GpuRef] | None = None
-    ) -> list[GpuRef]:
+    ) -> partial[list[GpuRef]]:
         """Every rank gets the buffers of all (``ncclAllGather``).
 
         Args:
@@ -115,11 +180,12 @@ class Collectives:
         Returns:
             Buffers of that shape: row r is that of rank r.
         """
-        return await self._carry_out(partial(plans.all_gather, x=x, out=out))
+        return partial(plans.all_gather, x=x, out=out)
 
-    async def gather(
+    @collective
+    def gather(
         self, x: Sequence[GpuRef], root: int = 0, *, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> partial[GpuRef]:
         """One rank gets the buffers of all (``ncclSend`` and ``ncclRecv``).
 
         Args:
@@ -130,9 +196,10 @@ class Collectives:
         Returns:
             A buffer of that shape on ``root``.
         """
-        return await self._carry_out(partial(plans.gather, x=x, root=root, out=out))
+        return partial(plans.gather, x=x, root=root, out=out)
 
-    async def scatter(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> list[GpuRef]:
+    @collective
+    def scatter(self, x: GpuRef, *, out: Sequence[GpuRef] | None = None) -> partial[list[GpuRef]]:
         """Each rank gets a row of a buffer (``ncclSend`` and ``ncclRecv``).
 
         Args:
@@ -142,16 +209,17 @@ class Collectives:
         Returns:
             Row r on rank r.
         """
-        return await self._carry_out(partial(plans.scatter, x=x, out=out))
+        return partial(plans.scatter, x=x, out=out)
 
-    async def reduce_scatter(
+    @collective
+    def reduce_scatter(
         self,
         x: Sequence[GpuRef],
         op: Op = "sum",
         *,
         scale: float | None = None,
         out: Sequence[GpuRef] | None = None,
-    ) -> list[GpuRef]:
+    ) -> partial[list[GpuRef]]:
         """Reduce over all ranks; each gets a row of the result (``ncclReduceScatter``).
 
         Args:
@@ -164,12 +232,12 @@ class Collectives:
         Returns:
             Row r of the result on rank r.
         """
-        plan = partial(plans.reduce_scatter, x=x, op=op, scale=scale, out=out)
-        return await self._carry_out(plan)
+        return partial(plans.reduce_scatter, x=x, op=op, scale=scale, out=out)
 
-    async def all_to_all(
+    @collective
+    def all_to_all(
         self, x: Sequence[GpuRef], *, out: Sequence[GpuRef] | None = None
-    ) -> list[GpuRef]:
+    ) -> partial[list[GpuRef]]:
         """Each rank gets a row of each (``ncclSend`` and ``ncclRecv``).
 
         Args:
@@ -179,15 +247,16 @@ class Collectives:
         Returns:
             On rank r, row s is row r of what rank s gave.
         """
-        return await self._carry_out(partial(plans.all_to_all, x=x, out=out))
+        return partial(plans.all_to_all, x=x, out=out)
 
-    async def all_to_all_v(
+    @collective
+    def all_to_all_v(
         self,
         x: Sequence[GpuRef],
         counts: Sequence[Sequence[int]],
         *,
         out: Sequence[GpuRef] | None = None,
-    ) -> list[GpuRef]:
+    ) -> partial[list[GpuRef]]:
         """Each rank gets some rows of each (``ncclSend`` and ``ncclRecv``).
 
         Args:
@@ -199,7 +268,7 @@ class Collectives:
         Returns:
             On rank d, the rows from all ranks in the order of s.
         """
-        return await self._carry_out(partial(plans.all_to_all_v, x=x, counts=counts, out=out))
+        return partial(plans.all_to_all_v, x=x, counts=counts, out=out)
 
 
 def scratch(plan: CollectivePlan) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..device.batches.record import Recording
+    from ..lanes import Op
     from ..libraries.nccl.wire.messages import CollectiveStep
     from ..memory import Block
 
@@ -30,18 +32,31 @@ class Meeting(Protocol):
         """Release the meeting's resources. All ranks have left it."""
 
 
+class RankReplay(Protocol):
+    """A rank's replay of its part of a recording."""
+
+    @property
+    def recording(self) -> Recording:
+        """The rank's part."""
+
+    def submit(self, number: int, order: Block) -> Op:
+        """Submit it, on the communicator with this number, as an op that writes ``order``."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankPart:
     """One rank's part of an op.
 
     Attributes:
         steps: the steps that the rank takes, in order.
+        replay: the replay in which the rank takes recorded steps; None if these are not recorded.
     """
 
     rank: int
-    steps: tuple[CollectiveStep, ...]
-    reads: tuple[Block, ...]
-    writes: tuple[Block, ...]
+    steps: tuple[CollectiveStep, ...] = ()
+    reads: tuple[Block, ...] = ()
+    writes: tuple[Block, ...] = ()
+    replay: RankReplay | None = None
 
 
 class WorldMember(Protocol):

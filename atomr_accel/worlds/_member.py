@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
 
 import trio
 
 from .._errors import ContextPoisoned
+from ..device.batches.replaying import RECORDINGS, forget
 from ..lanes import uninterrupted
 from ..libraries.nccl.lanes import ABORTS, COLLECTIVES
 from ..libraries.nccl.wire.messages import (
@@ -19,16 +21,23 @@ from ..libraries.nccl.wire.messages import (
     Shrink,
 )
 from ..memory import block_at
+from ..ops import LaneSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..device import Device
+    from ..device.batches.record import Recording
     from ..device.core import DeviceCore
     from ..lanes import Op
     from ..memory import Block, MemoryMap
     from ..wire import Message
-    from ._interfaces import OnAnswer, RankPart
+    from ._interfaces import OnAnswer, RankPart, RankReplay
+
+REPLAYS: Final = LaneSpec(
+    "nccl-recordings", RECORDINGS.executors, watched=False, own_thread=True, parkable=False
+)
+"""Lane of the recordings of worlds, which wait for other devices as collectives do."""
 
 
 @final
@@ -62,6 +71,8 @@ class DeviceMember:
         if self.core.collectives is None:
             self.core.collectives = _MembersOrder(self.core.memory)
         self._order: Final = self.core.collectives
+        # The communicator that each recording was replayed on last.
+        self._replayed: Final[WeakKeyDictionary[Recording, int]] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -138,8 +149,18 @@ class DeviceMember:
 
     def collect(self, number: int, name: str, part: RankPart, answered: OnAnswer) -> None:
         """See ``WorldMember.collect``."""
+        if part.replay is not None:
+            self._replay(number, part.replay, answered)
+            return
         message = Collect(number, part.steps)
         self._submit(f"nccl.{name}", message, answered, part.reads, part.writes)
+
+    def _replay(self, number: int, replay: RankReplay, answered: OnAnswer) -> None:
+        if REPLAYS.name not in self.core.ports:
+            answered(self.core.lifecycle.why_over("replay", self.core.memory.generation - 1))
+            return
+        self._replayed[replay.recording] = number
+        self._await(replay.submit(number, self._order.block()), answered)
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
         """See ``WorldMember.ask_begun``."""
@@ -160,7 +181,14 @@ class DeviceMember:
         return oldest is not self
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
-        """See ``WorldMember.abort``."""
+        """See ``WorldMember.abort``.
+
+        The host cannot end a communicator before its recordings are gone.
+        """
+        for recording, last in list(self._replayed.items()):
+            if last == number:
+                del self._replayed[recording]
+                forget(recording)
         port = self.core.ports.get(ABORTS.name)
         if port is None:  # its host is gone
             answered()
@@ -190,6 +218,9 @@ class DeviceMember:
             answered(self.core.lifecycle.why_over(name, self.core.memory.generation - 1))
             return
         op = self.core.submit(port, name, message, reads, (*writes, self._order.block()))
+        self._await(op, answered)
+
+    def _await(self, op: Op, answered: OnAnswer) -> None:
         waiting = self._order.unanswered
         waiting[op.seq] = self
 

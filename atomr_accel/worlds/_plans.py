@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, final, get_args
 
 from .._dtypes import NAMES
 from ..arrays import GpuRef
@@ -28,9 +28,8 @@ from ._interfaces import RankPart
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..device.core import DeviceCore
     from ..libraries.nccl.wire.messages import Kind
-    from ..memory import Block
+    from ..memory import Block, MemoryMap
 
 REDUCTIONS: Final = get_args(Reduction)
 
@@ -51,6 +50,21 @@ class OutputPending(Exception):
         self.wanted = rank, shape, dtype
 
 
+class RankSite(Protocol):
+    """A device, or a recording on one, as plans see it."""
+
+    @property
+    def name(self) -> str:
+        """The device's name, for messages."""
+
+    @property
+    def memory(self) -> MemoryMap:
+        """The memory of its buffers."""
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
+        """Return a new buffer, or None if it finds no room at once."""
+
+
 @final
 class CollectivePlan:
     """One or more collectives that go together.
@@ -62,7 +76,7 @@ class CollectivePlan:
     """
 
     def __init__(
-        self, cores: Sequence[DeviceCore], at: int, outputs: list[tuple[int, GpuRef]]
+        self, cores: Sequence[RankSite], at: int, outputs: list[tuple[int, GpuRef]]
     ) -> None:
         self.cores: Final = cores
         self.size: Final = len(cores)
@@ -110,7 +124,7 @@ class CollectivePlan:
 
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         """One buffer for each rank, all of one shape and dtype."""
-        found = self._each(refs, name)
+        found = self.each(refs, name)
         first = found[0]
         for rank, ref in enumerate(found):
             if self._is_ready(ref, rank) and ref.dtype is first.dtype and ref.shape == first.shape:
@@ -136,7 +150,7 @@ class CollectivePlan:
             and ref.own_strides is None
         )
 
-    def _each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
+    def each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         given: object = refs
         if not isinstance(given, Sequence):
             raise TypeError(f"{name} must be a list of GpuRefs, one for each rank")
@@ -153,7 +167,7 @@ class CollectivePlan:
         out: Sequence[GpuRef] | None,
     ) -> list[GpuRef]:
         """A buffer on each rank: the caller's, or new ones."""
-        given = [None] * self.size if out is None else self._each(out, "out")
+        given = [None] * self.size if out is None else self.each(out, "out")
         found = []
         for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True)):
             if (
@@ -301,7 +315,7 @@ def broadcast(plan: CollectivePlan, x: GpuRef, out: Refs | None) -> list[GpuRef]
             for rank in range(plan.size)
         ]
     else:
-        given = plan._each(out, "out")
+        given = plan.each(out, "out")
         same = given[root] is x
         results = []
         for rank, ref in enumerate(given):
@@ -384,7 +398,7 @@ def all_to_all_v(
     plan: CollectivePlan, x: Refs, counts: Sequence[Sequence[int]], out: Refs | None
 ) -> list[GpuRef]:
     """See ``Collectives.all_to_all_v``."""
-    refs, size = plan._each(x, "x"), plan.size
+    refs, size = plan.each(x, "x"), plan.size
     table = _table(counts)
     if [len(row) for row in table] != [size] * size or min(map(min, table)) < 0:
         raise ValueError(f"counts must be {size} rows of {size} numbers, none negative")
@@ -491,5 +505,5 @@ def _row(plan: CollectivePlan, ref: GpuRef, name: str) -> tuple[int, ...]:
 
 def _is_row(ref: GpuRef, whole: GpuRef, rank: int) -> bool:
     """Return True if a buffer is its rank's row of another, so the op is in place."""
-    address = whole.block.address + rank * ref.nbytes
-    return ref.block.base is whole.block.base and ref.block.address == address
+    (block, start), (base, begin) = origin(ref.block), origin(whole.block)
+    return block is base and start == begin + rank * ref.nbytes

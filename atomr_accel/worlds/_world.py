@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
 
 import trio
 
-from .._errors import WorldBroken
 from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.service import in_place
 from ..device import Device
+from ..device.batches.record import Recording
+from ..ops import Awaited
 from ..wire.options import real
 from . import _plans as plans
 from ._bootstrap import meet
 from ._collectives import Collectives, scratch
 from ._engine import Engine
-from ._mail import Letter, Letters
-from ._member import DeviceMember
+from ._member import REPLAYS, DeviceMember
 from ._plans import CollectivePlan, OutputPending
+from ._recorded import WorldRecording, inputs_by_rank
+from ._together import CollectiveGroup, WorldBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
@@ -62,7 +64,7 @@ class WorldStatistics:
 
 
 @final
-class World(Collectives, Service):
+class World(Collectives[Awaited], Service):
     """Devices, each with a rank, and the collectives among them. Made by ``open_world``.
 
     It is an actor of its devices' system. If its supervisor restarts it, ops in flight raise
@@ -182,7 +184,7 @@ class World(Collectives, Service):
 
     async def barrier(self) -> None:
         """Wait until all ranks have come here, after all collectives that were called before."""
-        await self._carry_out(scratch)
+        await self._carry_out(partial(scratch))
 
     async def send(self, x: GpuRef, to: int) -> None:
         """Send a buffer to a rank, and wait until ``recv`` has received it there (``ncclSend``).
@@ -223,7 +225,7 @@ class World(Collectives, Service):
         plans.require_rank(to, self.size, "to")
 
         async def bring(x: GpuRef, sent: Callable[[], object]) -> GpuRef:
-            return await self._carry_out(partial(plans.send, x=x, to=to, out=out), sent)
+            return await self._send(partial(plans.send, x=x, to=to, out=out), sent)
 
         return await self._engine.mail.receive(source, to, bring)
 
@@ -233,8 +235,7 @@ class World(Collectives, Service):
 
         Its calls give buffers at once, which hold their results when the block was left; all are
         sent then, as one op of each rank (``ncclGroupStart``). If the block raises nothing is sent.
-        If it raises, or if the op is not done, the buffers that the group made are freed. There is
-        no ``barrier`` in a group, and no ``split``.
+        If it raises, or if the op is not done, the buffers that the group made are freed.
 
         Raises:
             WorldBroken: on leaving, if a rank failed meanwhile.
@@ -244,12 +245,71 @@ class World(Collectives, Service):
         group = CollectiveGroup(self, term)
         try:
             yield group
-            call = group._submit()
+            call = group._send()
             if call is not None:
                 await call.wait()
         except BaseException:
             group._abandon()
             raise
+
+    @opens
+    async def batch(self) -> AsyncIterator[WorldBatch]:
+        """Collect ops of all devices: ``async with world.batch() as batch:``.
+
+        ``batch.devices`` has a batch of each device, as ``device.batch()`` gives, in the order of
+        ranks. Collectives of ``batch`` and ops of these may use each other's results at once. The
+        block ends when all have finished, and raises their errors. If it raises, all refs that were
+        made in it are freed.
+
+        Raises:
+            WorldBroken: in the block or on leaving it, if a rank failed meanwhile.
+            RuntimeError: by calls of the batch after its block.
+        """
+        term = await self._engine.whole()
+        async with AsyncExitStack() as stack:
+            batches = [await stack.enter_async_context(each.batch()) for each in self.devices]
+            batch = WorldBatch(self, term, batches)
+            try:
+                yield batch
+                await batch._finish()
+            except BaseException:
+                batch._abandon()
+                raise
+
+    @opens
+    async def record(
+        self, *inputs: Sequence[GpuRef], shared: bool = False
+    ) -> AsyncIterator[WorldRecording]:
+        """Record ops of all devices: ``async with world.record(x) as recording:``.
+
+        ``recording.devices`` has a recording of each device, as ``device.record()`` gives, in the
+        order of ranks. Collectives of ``recording`` and ops of these are recorded in the order of
+        their calls, and use each other's results. ``await recording.replay()`` then executes all:
+        on CUDA as one graph launch on each device.
+
+        Args:
+            *inputs: lists of buffers, one for each rank, that ``replay`` can replace by others.
+            shared: as for ``device.record``.
+
+        Raises:
+            TypeError, ValueError: an input is not a list of buffers, one on each device.
+            RuntimeError: by calls of the recording after its block.
+        """
+        await self._engine.whole()
+        devices = self.devices
+        given = inputs_by_rank(self._cores(), inputs)
+        async with AsyncExitStack() as stack:
+            recordings = [
+                await stack.enter_async_context(
+                    Recording(device, refs, shared=shared, lane=REPLAYS)
+                )
+                for device, refs in zip(devices, given, strict=True)
+            ]
+            recording = WorldRecording(self, recordings)
+            try:
+                yield recording
+            finally:
+                recording._open = False
 
     @opens
     async def split(self, colors: Sequence[Hashable]) -> AsyncIterator[dict[Hashable, World]]:
@@ -301,7 +361,10 @@ class World(Collectives, Service):
     def _cores(self) -> list[DeviceCore]:
         return [member.core for member in self._engine.present]
 
-    async def _carry_out(
+    async def _carry_out(self, plan: partial[T]) -> T:
+        return await self._send(plan)
+
+    async def _send(
         self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T:
         """Plan an op and submit it with nothing awaited in between, and wait for it."""
@@ -342,96 +405,6 @@ class World(Collectives, Service):
         """Wait for memory."""
         rank, shape, dtype = pending.wanted
         outputs.append((rank, await cores[rank].empty(shape, dtype)))
-
-
-@final
-class CollectiveGroup(Collectives):
-    """Collectives that go together; see ``World.group``."""
-
-    def __init__(self, world: World, term: Term) -> None:
-        self._world = world
-        self._term = term
-        self._outputs: list[tuple[int, GpuRef]] = []
-        self._cores = world._cores()
-        self._plan = CollectivePlan(self._cores, term.at, self._outputs)
-        self._planned: list[Callable[[CollectivePlan], object]] = []
-        self._letters = Letters()
-        self._open = True
-
-    async def send(self, x: GpuRef, to: int) -> None:
-        """Give a buffer to a rank, where ``recv`` in this group takes it (``ncclSend``)."""
-        self._require_open()
-        await trio.lowlevel.checkpoint()
-        to = plans.require_rank(to, self._plan.size, "to")
-        self._letters.put(self._plan.rank_of(x, "x"), to, Letter(x))
-
-    async def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
-        """Take what ``send`` has given in this group (``ncclRecv``).
-
-        Raises:
-            ValueError: nothing was sent from there to there.
-        """
-        self._require_open()
-        letter = self._letters.take(source, to)
-        if letter is None:
-            raise ValueError(f"nothing was sent from rank {source} to {to} in this group before")
-        return await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out))
-
-    async def _carry_out(
-        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
-    ) -> T:
-        """Note a call of the group; all calls are planned again when the group is sent."""
-        del sent
-        self._require_open()
-        await trio.lowlevel.checkpoint()
-        while True:
-            self._require_open()
-            try:
-                result = self._try(plan)
-            except OutputPending as pending:
-                await self._world._provide(self._cores, pending, self._outputs)
-            else:
-                self._planned.append(plan)
-                return result
-
-    def _try(self, plan: Callable[[CollectivePlan], T]) -> T:
-        """Plan all calls of the group so far, and this one: later checks see earlier calls."""
-        trial = CollectivePlan(self._cores, self._term.at, self._outputs)
-        for each in self._planned:
-            each(trial)
-        return plan(trial)
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise RuntimeError("the group's block was left; open another one with world.group()")
-
-    def _abandon(self) -> None:
-        """Refuse what the group has made."""
-        self._open = False
-        for rank, ref in self._outputs:
-            memory, block = self._cores[rank].memory, ref.block
-            if block.epoch is memory.epoch:  # else it is stale anyway
-                memory.free(block)
-
-    def _submit(self) -> CollectiveCall | None:
-        """Send all of it."""
-        world, engine = self._world, self._world._engine
-        self._open = False
-        if len(self._letters):
-            raise ValueError(f"{len(self._letters)} buffers were sent in a group, and not received")
-        if not self._planned:
-            return None
-        if engine.term is not self._term or engine.membership.phase != "whole":
-            broken = engine.membership.broken
-            raise WorldBroken(
-                "the group was not sent: the world broke meanwhile",
-                rank=None if broken is None else broken.rank,
-                epoch=self._term.epoch,
-            )
-        made = CollectivePlan(self._cores, self._term.at, self._outputs)
-        for each in self._planned:
-            each(made)
-        return world._submit(self._term, made)
 
 
 @opens

@@ -14,7 +14,7 @@ from atomr_accel import Device, DeviceUnavailable, Standby, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import registry
 from atomr_accel.device._settings import lane_names
-from atomr_accel.device.batches.record import RECORDINGS
+from atomr_accel.device.batches.replaying import RECORDINGS
 from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.digests.lane import DIGESTS
 from atomr_accel.libraries.registry import catalogue

@@ -161,7 +161,7 @@ async def test_recordings_are_captured_in_advance() -> None:
             spare = standby._best_first()[0]
             assert spare.prepared is not None
             assert spare.shadow is not None
-            assert spare.prepared.captured == {outer._number}
+            assert spare.prepared.captured == {outer.number}
             assert spare.shadow.ports["recordings"].statistics().completed == 1
             assert not spare.shadow.memory._slabs  # nothing is left of what it was captured on
             await outer.replay(x, flag)  # which has changed nothing here

@@ -10,6 +10,7 @@ import pytest
 from atomr_accel import Batch, Device, Recording
 from atomr_accel.cli._arguments import COMMANDS
 from atomr_accel.libraries import registry
+from atomr_accel.worlds import WorldBatch, WorldRecording
 
 from .pages import PAGES, text_of
 
@@ -21,7 +22,11 @@ NAME = re.compile(
 ON_OBJECTS = {"requests", "path"}
 """Names that devices have from their construction on, or what reports about them has."""
 
-PLACES = {"device": Device, "batch": Batch, "recording": Recording}
+PLACES: dict[str, tuple[type, ...]] = {
+    "device": (Device,),
+    "batch": (Batch, WorldBatch),
+    "recording": (Recording, WorldRecording),
+}
 FACADES = {name: library.facade for name, library in registry.catalogue().all.items()}
 ELSEWHERE = ("docs/reference/original-names.md", "docs/concepts/")
 """Another project's names, and pages about modules, which have such paths."""
@@ -44,7 +49,7 @@ def exists(first: str, second: str, third: str | None) -> bool:
         facade = FACADES[second]
         return third is None or facade is None or has(resolved(facade), third)
     if first in PLACES:
-        return second in ON_OBJECTS or has(PLACES[first], second)
+        return second in ON_OBJECTS or any(has(each, second) for each in PLACES[first])
     return has(import_module(f"atomr_accel.{first}"), second)
 
 

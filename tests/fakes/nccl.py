@@ -1,7 +1,7 @@
 """NCCL in NumPy, behind the same symbols, for ranks that are threads of this process.
 
-``ncclGroupEnd`` only begins the calls of a group, as on a nonblocking communicator. They are done
-once all ranks have called it; until then a rank that asks gets ``ncclInProgress``.
+Ranks meet in a communicator whose calls do not block. Collectives go through one that is split off
+it, whose calls block until all ranks have come, as they do when ranks connect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from atomr_accel.libraries.nccl.host import _prototypes as prototypes
 
 from .vendor import FakeVendor
 
-IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE = 7, 4, 5
+IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR = 7, 4, 6
+BLOCKING, SHARED = slice(16, 20), slice(40, 44)  # bytes of a configuration
+YES, NO = b"\1\0\0\0", bytes(4)
 REDUCTIONS: Final[dict[int, Any]] = {
     0: np.add.reduce,
     1: np.multiply.reduce,
@@ -47,11 +49,17 @@ def memory(pointer: int, count: int, dtype: np.dtype[Any]) -> Array:
 class Comm:
     """One rank's end."""
 
-    def __init__(self, clique: Clique, rank: int) -> None:
+    def __init__(self, clique: Clique, rank: int, split_off: Comm | None = None) -> None:
         self.clique, self.rank = clique, rank
         self.begun = 0
         self.aborted = self.revoked = False
-        self.child: tuple[int, Any] | None = None  # what becomes of it when it is shrunk
+        self.split_off = split_off
+        self.child: tuple[int, Any] | None = None  # what is being made of it
+
+    @property
+    def flagged(self) -> bool:
+        """True if all waits are to end: both share the flag."""
+        return any(comm.aborted or comm.revoked for comm in (self, self.split_off) if comm)
 
 
 class Clique:
@@ -72,6 +80,8 @@ class FakeNccl(FakeVendor):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self.connected = False  # whether calls return before all ranks have come
         self._ids = itertools.count(1)
         self._handles = itertools.count(1)
         self._cliques: dict[bytes, Clique] = {}
@@ -117,32 +127,45 @@ class FakeNccl(FakeVendor):
         clique = self._cliques.setdefault(content, Clique(size))
         if clique.size != size or rank in clique.ranks:
             return INVALID_ARGUMENT
-        assert config.raw[16:20] == bytes(4), "it must not block"
+        assert config.raw[BLOCKING] == NO
+        assert config.raw[SHARED] == YES
         clique.ranks.add(rank)
         handle = next(self._handles)
         self.comms[handle] = Comm(clique, rank)
         cell._obj.value = handle
         return IN_PROGRESS
 
+    def ncclCommSplit(  # noqa: N802
+        self, handle: int, color: int, key: int, cell: Any, config: Any
+    ) -> int:
+        comm = self.comms[handle]
+        assert (color, key) == (0, comm.rank)
+        assert config.raw[BLOCKING] == YES
+        clique = self._cliques.setdefault(f"{id(comm.clique)}".encode(), Clique(comm.clique.size))
+        clique.ranks.add(comm.rank)
+        made = next(self._handles)
+        self.comms[made] = Comm(clique, comm.rank, comm)
+        comm.child = made, cell
+        return IN_PROGRESS
+
     def ncclCommGetAsyncError(self, handle: int, cell: Any) -> None:  # noqa: N802
         comm = self.comms[handle]
-        clique = comm.clique
         if comm.child is not None:  # it is there only after a while
             made, child = comm.child
             child._obj.value = made
             comm.child = None
             cell._obj.value = IN_PROGRESS
             return
-        waits = len(clique.ranks) < clique.size or comm.begun > clique.done
-        cell._obj.value = IN_PROGRESS if waits else 0
+        cell._obj.value = IN_PROGRESS if len(comm.clique.ranks) < comm.clique.size else 0
 
     def ncclCommAbort(self, handle: int) -> None:  # noqa: N802
         self.comms.pop(handle).aborted = True
+        self._changed.notify_all()
 
     def ncclCommRevoke(self, handle: int, flags: int) -> int:  # noqa: N802
         assert flags == 0
-        comm = self.comms[handle]
-        comm.revoked, comm.begun = True, 0  # what waits for others waits no more
+        self.comms[handle].revoked = True
+        self._changed.notify_all()
         return IN_PROGRESS
 
     def ncclCommShrink(  # noqa: N802
@@ -151,7 +174,8 @@ class FakeNccl(FakeVendor):
         comm = self.comms[handle]
         assert comm.revoked
         assert flags == 0, "it was revoked already"
-        assert config.raw[16:20] == bytes(4), "it must not block"
+        assert config.raw[BLOCKING] == NO
+        assert config.raw[SHARED] == YES
         gone = set(excluded[:count])
         left = [rank for rank in range(comm.clique.size) if rank not in gone]
         content = b"left" + bytes(left) + str(id(comm.clique)).encode()
@@ -172,10 +196,9 @@ class FakeNccl(FakeVendor):
             return 0
         # The communicator comes right before the stream.
         comm = self.comms[calls[0][1][-2]]
-        if comm.revoked:
-            return INVALID_USAGE
         comm.begun += 1
-        group = comm.clique.groups[comm.begun]
+        place = comm.begun
+        group = comm.clique.groups[place]
         group[comm.rank] = calls
         letters = [args[3] for calls in group.values() for name, args in calls if _is_letter(name)]
         if len(letters) == sum(map(len, group.values())):
@@ -185,7 +208,10 @@ class FakeNccl(FakeVendor):
         if complete:
             self._do(group)
             comm.clique.done += 1
-        return IN_PROGRESS
+            self._changed.notify_all()
+        while not self.connected and comm.clique.done < place and not comm.flagged:
+            self._changed.wait()
+        return REMOTE_ERROR if comm.flagged else 0
 
     def ncclRedOpCreatePreMulSum(  # noqa: N802
         self, cell: Any, scalar: int, kind: int, residence: int, comm: int

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Device
-from atomr_accel.device.batches.record import RECORDINGS
+from atomr_accel.device.batches.replaying import RECORDINGS
 from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.nvrtc.lanes import KERNELS
 from atomr_accel.libraries.nvrtc.wire.messages import LaunchKernel, Load
@@ -263,7 +263,7 @@ async def test_recordings_and_what_they_have_prepared(device: Device) -> None:
     async with device.record() as outer:
         outer.call(recordings[0])
     await outer.replay()
-    numbers = [made._number for made in (*recordings, outer)]
+    numbers = [made.number for made in (*recordings, outer)]
     del kernel, recorded
     await told(device)
     assert not await has_kernel(device, number)
@@ -309,7 +309,7 @@ async def test_whatever_is_dropped_when(
         async with device.record() as recorded:
             recorded.launch(kernel, 1, 1)
         await recorded.replay()
-        made.append((recorded, (has_recording, recorded._number)))
+        made.append((recorded, (has_recording, recorded.number)))
 
     await make("kernel")
     await make("recording")

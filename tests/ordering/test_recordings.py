@@ -440,7 +440,7 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
         async with device.record(x) as recorded:
             y = recorded.blas.gemm(x, x)
         await recorded.replay()
-        number = recorded._number
+        number = recorded.number
         del recorded, y
         collect_garbage()
         async with device.record(x) as other:
@@ -455,7 +455,7 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
 
 
 def _recordings() -> Any:
-    from atomr_accel.device.batches.record import RECORDINGS
+    from atomr_accel.device.batches.replaying import RECORDINGS
 
     return RECORDINGS
 

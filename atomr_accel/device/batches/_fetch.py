@@ -64,7 +64,7 @@ class ReplayFetch:
                 require_readable(ref, self._core.memory, self._name(at), strided=True)
 
     def submit(
-        self, port: Port, recording: int, reads: Iterable[Block], writes: Iterable[Block]
+        self, recording: int, port: Port, reads: Iterable[Block], writes: Iterable[Block]
     ) -> Op:
         """Submit the replay of a recording, with copies to staging memory as far as it has room."""
         core, context = self._core, self._core.context

@@ -11,7 +11,7 @@ from ...libraries.recordings.wire.messages import PrepareRecording
 from ...memory import part_of
 from ...ops import BLOCK_ALIGNMENT
 from ...wire import SLAB_SHIFT
-from .record import RECORDINGS
+from .replaying import RECORDINGS
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
@@ -55,7 +55,7 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
     try:
         for block in made:
             block.address = there[block].address
-        record = PrepareRecording(recording._number, *recording._encode(bound))
+        record = PrepareRecording(recording.number, *recording._encode(bound))
     finally:
         for block, address in addresses.items():
             block.address = address

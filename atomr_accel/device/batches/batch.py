@@ -163,8 +163,8 @@ class Batch(EntersAsync, Collector):
         self._promises = 0
         self._wanted = 0  # bytes of all promises
         self._lacking = 0  # how many of these had no room
-        self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        self._late = False  # whether memory is promised or a call deferred
+        self.later: deque[Callable[[], Awaitable[None]]] = deque()
+        self.late = False  # whether memory is promised or a call deferred
         self._fetched: list[tuple[Bytes, _SubmittedCopy]] = []
         self._entered = False
         self._unsent = 0
@@ -210,14 +210,14 @@ class Batch(EntersAsync, Collector):
             host = as_host_array(array)
         piece = self._piece(host.nbytes)
         if piece is None:  # it is deferred, so buffers without content must not be used elsewhere
-            self._late = True
+            self.late = True
         try:
             ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
         except BaseException:
             if piece is not None:
                 piece.release()
             raise
-        if piece is not None and self._late:  # the buffer does not fit
+        if piece is not None and self.late:  # the buffer does not fit
             piece.release()
             piece = None
         if piece is not None:
@@ -228,10 +228,10 @@ class Batch(EntersAsync, Collector):
             return ref
 
         async def transfer() -> None:
-            await self._provide((ref.block,))
+            await self.provide((ref.block,))
             await self.made_on._upload(host, ref)
 
-        self._put_off(transfer)
+        self.put_off(transfer)
         return ref
 
     @recorded_call
@@ -264,11 +264,11 @@ class Batch(EntersAsync, Collector):
             return later
 
         async def transfer() -> None:
-            await self._provide((ref.block,))
+            await self.provide((ref.block,))
             await self.made_on._download(ref, host)
             self._done.append(partial(later._set, host))
 
-        self._put_off(transfer)
+        self.put_off(transfer)
         return later
 
     @overload
@@ -329,11 +329,11 @@ class Batch(EntersAsync, Collector):
 
         async def call() -> None:
             # The function cannot use later promises, because their ops come later.
-            await self._provide(self._promised_until(promised))
+            await self.provide(self._promised_until(promised))
             result = await self.made_on.run(function, *args, lane=lane, init=init)
             self._done.append(partial(later._set, result))
 
-        self._put_off(call)
+        self.put_off(call)
         return later
 
     def _promised_until(self, number: int) -> list[Block]:
@@ -343,25 +343,25 @@ class Batch(EntersAsync, Collector):
             *itertools.takewhile(lambda block: self._promised[block][1] <= number, self._promised)
         ]
 
-    def _put_off(self, step: Callable[[], Awaitable[None]]) -> None:
+    def put_off(self, step: Callable[[], Awaitable[None]]) -> None:
         """Defer a function to the end of the block."""
-        self._late = True
-        self._later.append(step)
+        self.late = True
+        self.later.append(step)
 
     def when_placed(self, call: Callable[[], None]) -> None:
         """Call back once all that was collected so far has its place in the program's order."""
-        if not self._late:
+        if not self.late:
             call()
             return
 
         async def call_later() -> None:
             call()
 
-        self._put_off(call_later)
+        self.put_off(call_later)
 
     def _piece(self, nbytes: int) -> Piece | None:
         """Staging memory for a small array that can be moved now."""
-        if nbytes > SMALL or self._late:
+        if nbytes > SMALL or self.late:
             return None
         self._check()
         return self.core.staging.try_acquire(nbytes)
@@ -394,7 +394,7 @@ class Batch(EntersAsync, Collector):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        now = self._open and self.memory.epoch is self._epoch and not self._late
+        now = self._open and self.memory.epoch is self._epoch and not self.late
         if now and facade.templated:
             found = facade.call_templates.find(make, facade, self, args, kwargs)
             if found is not None and found[0].finish is None:  # there are no answers here
@@ -406,7 +406,7 @@ class Batch(EntersAsync, Collector):
                     except Pending:  # results do not fit
                         late = True
                     else:
-                        late = self._late  # a lane must be opened for its results
+                        late = self.late  # a lane must be opened for its results
                     finally:
                         self._filling = False
                     if not late:
@@ -419,7 +419,7 @@ class Batch(EntersAsync, Collector):
 
     def _add_request(self, request: Request[T]) -> T:
         if request.lane.name not in self.ports:  # it is deferred, and its results have no content
-            self._late = True
+            self.late = True
         return super()._add_request(request)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -428,7 +428,7 @@ class Batch(EntersAsync, Collector):
         if not self._open or memory.epoch is not self._epoch:
             self._check()
         nbytes = math.prod(shape) * dtype.itemsize
-        made = None if self._late else self.try_empty(shape, dtype, nbytes)
+        made = None if self.late else self.try_empty(shape, dtype, nbytes)
         if made is not None:
             return made
         if self._filling:
@@ -438,7 +438,7 @@ class Batch(EntersAsync, Collector):
         self._promises += 1
         self._promised[block] = nbytes, self._promises
         self._look_for_room(nbytes)
-        self._late = True
+        self.late = True
         self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
 
@@ -484,7 +484,7 @@ class Batch(EntersAsync, Collector):
         """Submit an op now, or at the end if it needs what takes a wait."""
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
-        if self._late or isinstance(port, LaneSpec):
+        if self.late or isinstance(port, LaneSpec):
             # Before the call is ordered, memory that is freed meanwhile could be reused, and a
             # sealed buffer could move.
             reads, writes = tuple(reads), tuple(writes)
@@ -492,7 +492,7 @@ class Batch(EntersAsync, Collector):
 
             async def submit_later() -> None:
                 try:
-                    await self._provide((*reads, *writes))
+                    await self.provide((*reads, *writes))
                     lane = await self.core.open_lane(port) if isinstance(port, LaneSpec) else port
                     self._check_epoch()
                     self._note(self.core.submit(lane, name, message, reads, writes))
@@ -500,7 +500,7 @@ class Batch(EntersAsync, Collector):
                     for hold in holds:
                         hold.release()
 
-            self._put_off(submit_later)
+            self.put_off(submit_later)
         else:
             self._note(self.core.submit(port, name, message, reads, writes), port)
 
@@ -536,7 +536,7 @@ class Batch(EntersAsync, Collector):
         if self.memory.epoch is not self._epoch:
             raise self.core.lifecycle.why_over("the batch", self._epoch.generation)
 
-    async def _provide(self, blocks: Iterable[Block]) -> None:
+    async def provide(self, blocks: Iterable[Block]) -> None:
         """Allocate memory for the given blocks that have none yet."""
         for block in dict.fromkeys(block.base for block in blocks):
             if block not in self._promised:
@@ -617,19 +617,31 @@ class Batch(EntersAsync, Collector):
         if error is not None:
             await trio.lowlevel.checkpoint()
 
+    async def placed(self) -> None:
+        """Wait until all that was collected so far has its place in the program's order."""
+        self._check()
+        while self.late:
+            await self._place()
+            if not (self.later or self._promised):  # no other task has added any meanwhile
+                self.late, self._wanted, self._lacking = False, 0, 0
+
+    async def _place(self) -> None:
+        """Submit deferred calls, and allocate memory for their results."""
+        promised = sum(nbytes for nbytes, _ in self._promised.values())
+        lacking = min(self._lacking, promised)
+        if lacking:  # for these, and the next batch that is like this one
+            await self.core.growth.grow_ahead(lacking)
+            self._check_epoch()
+        while self.later:
+            step = self.later.popleft()
+            await step()
+            del step  # including its objects, so that later calls can use its memory
+        await self.provide(tuple(self._promised))
+
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
-            promised = sum(nbytes for nbytes, _ in self._promised.values())
-            lacking = min(self._lacking, promised)
-            if lacking:  # for these, and the next batch that is like this one
-                await self.core.growth.grow_ahead(lacking)
-                self._check_epoch()
-            while self._later:
-                step = self._later.popleft()
-                await step()
-                del step  # including its objects, so that later calls can use its memory
-            await self._provide(tuple(self._promised))
+            await self._place()
         except (ContextPoisoned, DeviceLost):
             raise
         except Exception as error:  # noqa: BLE001 - what comes after it is not begun
@@ -684,7 +696,7 @@ class Batch(EntersAsync, Collector):
         self._promised.clear()
         self._done.clear()
         self.scratch.clear()
-        for pieces in (self._ops, self._made, self._later):
+        for pieces in (self._ops, self._made, self.later):
             await _drop(pieces)
         self.memory.collect(SLICE)  # also of deferred calls that are not done
 

@@ -49,7 +49,22 @@ T = TypeVar("T")
 _FOR_FACADES: Final = {
     *FOR_FACADES,
     *dir(TemplatePreparer),
-    *("called", "collect", "depth", "inputs_bound", "note_unawaited", "take", "when_placed"),
+    *(
+        "called",
+        "collect",
+        "depth",
+        "in_part",
+        "inputs_bound",
+        "late",
+        "lane",
+        "note_unawaited",
+        "number",
+        "placed",
+        "provide",
+        "put_off",
+        "take",
+        "when_placed",
+    ),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 import numpy as np
@@ -20,7 +21,6 @@ from ...libraries.recordings.wire.messages import (
     Describe,
     ForgetRecording,
     Kind,
-    PrepareRecording,
     RecordingStep,
     Section,
 )
@@ -38,6 +38,13 @@ from ._fetch import ReplayFetch
 from ._life import RecordingLife
 from ._nodes import ConditionalPart, RecordingCall, names_of, start_in, step_of
 from .collector import CollectingDevice, Collector
+from .replaying import (
+    FROM_OUTSIDE,
+    RECORDINGS,
+    checked_buffers,
+    ready_to_replay,
+    submit_replay,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,16 +57,6 @@ if TYPE_CHECKING:
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
     from ._nodes import CollectedOp, RecordedNode
-
-RECORDINGS: Final = LaneSpec(
-    "recordings",
-    {
-        "cpu": "atomr_accel.libraries.recordings.host._cpu:CpuRecordings",
-        "cuda": "atomr_accel.libraries.recordings.host._cuda:CudaRecordings",
-    },
-)
-
-_FROM_OUTSIDE: Final = "a buffer that the recording takes from outside"
 
 _OF_BATCHES: Final = ("get", "put", "run")
 
@@ -114,10 +111,16 @@ class Recording(EntersAsync, Collector):
     _entered_by = "device.record(...) as recording"
 
     def __init__(
-        self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
+        self,
+        device: CollectingDevice,
+        inputs: tuple[GpuRef, ...],
+        *,
+        shared: bool = False,
+        lane: LaneSpec = RECORDINGS,
     ) -> None:
         super().__init__(device)
-        self._number = next(_numbers)
+        self.lane: Final = lane
+        self.number: Final = next(_numbers)
         self._inputs = inputs
         self._shared = shared
         self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
@@ -156,7 +159,7 @@ class Recording(EntersAsync, Collector):
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
-        self._place = self.core.place.add_recording(f"recording-{self._number}", self)
+        self._place = self.core.place.add_recording(f"recording-{self.number}", self)
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -395,6 +398,11 @@ class Recording(EntersAsync, Collector):
         """
         return self._choose("loop", flag)
 
+    @property
+    def in_part(self) -> bool:
+        """True in the block of ``when`` or ``loop``."""
+        return bool(self._choices)
+
     def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
         self._check_open()
         check = require_readable if kind == "when" else require_writable
@@ -446,6 +454,8 @@ class Recording(EntersAsync, Collector):
             )
         if recording._open:
             raise RuntimeError("call a recording after its block, not inside it")
+        if recording.lane is not RECORDINGS:
+            raise RuntimeError("call must be given a device's recording, not a world's part")
         arguments = {
             stand_in: self.take(ref) for stand_in, ref in recording._bind(inputs, replace).items()
         }
@@ -533,83 +543,44 @@ class Recording(EntersAsync, Collector):
             OutOfMemory: no room for the arrays of ``get``.
             Unsupported: it has a conditional part, which the driver does not support.
         """
+        self._check_replayable()
+        if self.lane is not RECORDINGS:
+            raise RuntimeError("this recording is a rank's part of a world's; replay that one")
+        if get is not None and self.core.open_batches:
+            self.core.refuse_in_batch("get")
+        fetch = ReplayFetch(self.core, get)
+        bound = self._bind(inputs, replace)
+        await ready_to_replay(self)
+        # From here on nothing is awaited until both ops are submitted.
+        buffers = checked_buffers(self, bound)
+        if get is not None:
+            parts = (self, *self.called)
+            fetch.check({block for part in parts for block in part._made if block in part._written})
+        running = submit_replay(self, buffers, partial(fetch.submit, self.number))
+        try:
+            await fetch.wait(running.op)
+            running.succeeded()
+        except BaseException as error:
+            running.failed(error)
+            why = running.prepared.error
+            if why is None or isinstance(error, (ContextPoisoned, DeviceLost)):
+                raise
+            if not isinstance(error, Exception):
+                raise
+            raise why from error.__cause__  # it could not begin
+        return None if get is None else await fetch.finish(self.made_on)
+
+    def _check_replayable(self) -> None:
         self._check_entered()
         if self._open:
             raise RuntimeError("replay a recording after its block, not inside it")
         if self._spoilt:
             raise RuntimeError("the block of this recording raised; record another")
-        if get is not None and self.core.open_batches:
-            self.core.refuse_in_batch("get")
-        fetch = ReplayFetch(self.core, get)
-        bound = self._bind(inputs, replace)
-        parts = (self, *self.called)
-        while True:
-            port = await self.core.open_lane(RECORDINGS)
-            for part in parts:
-                await part._prepared()
-            if self.core.ports.get(RECORDINGS.name) is port and not any(
-                part._unprepared() for part in self.called
-            ):
-                break
-        # From here on nothing is awaited until both ops are submitted.
-        task = trio.lowlevel.current_task()
-        for part in parts:
-            part._require_own(task)
-        called = {block for part in self.called for block in part._made}
-        reads: list[Block] = []
-        writes: list[Block] = []
-        addresses: list[Any] = []
-        for stand_in, ref in bound.items():
-            written, block = stand_in in self._written, ref.addressable_block
-            if block not in called:  # what a part makes has content when it comes there
-                check = require_writable if written else require_readable
-                check(ref, self.memory, _FROM_OUTSIDE, strided=True)
-            (writes if written else reads).append(block)
-            addresses.append(block.address)
-        for part in parts:
-            writes += part._made
-            addresses.append(part._provided)
-        if get is not None:
-            fetch.check({block for part in parts for block in part._made if block in part._written})
-        writes.append(self._keep())  # keeps what the host does with the recording in order
-        binding = (self.memory.epoch, *addresses)
-        if binding != self._sent:
-            record = PrepareRecording(self._number, *self._encode(bound))
-            self._recorded = self.core.submit(port, "recording.record", record, reads, writes)
-            self._sent = binding
-            self.core.recordings[self._number] = self
-            if self.core.standby is not None:
-                self.core.standby.note_recording(self._number, self)
-        record_op = self._recorded
-        assert record_op is not None
-        replay = fetch.submit(port, self._number, reads, writes)
-        if self.core.instruments.active:
-            self.core.instruments("op_replays", replay, self._number)
-        lives = [part._begin_replay(task) for part in parts]
-        self._in_flight += 1
-        try:
-            await fetch.wait(replay)
-            self._replays += 1
-        except BaseException as error:
-            if isinstance(error, Exception) or not replay.sent:  # else it is carried out
-                for part, life in zip(parts, lives, strict=True):
-                    part._replay_failed(life)
-            if record_op.error is None or not isinstance(error, Exception):
-                raise
-            if isinstance(error, (ContextPoisoned, DeviceLost)):
-                raise
-            # The replay could not begin; the error gives the reason.
-            if self._recorded is record_op:
-                self._sent = None
-            raise record_op.error from error.__cause__
-        finally:
-            self._in_flight -= 1
-        return None if get is None else await fetch.finish(self.made_on)
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
-            message = ForgetRecording(self._number)
-            self._kept = self.core.keep(RECORDINGS.name, "recording.forget", message)
+            message = ForgetRecording(self.number)
+            self._kept = self.core.keep(self.lane.name, "recording.forget", message)
         return self._kept
 
     def _bind(
@@ -637,7 +608,7 @@ class Recording(EntersAsync, Collector):
             if not (same and same_place(whole, recorded)):
                 raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")
             if not self._takes(ref):
-                raise ref_error(ref, self.memory, _FROM_OUTSIDE)
+                raise ref_error(ref, self.memory, FROM_OUTSIDE)
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
             if ref.own_strides != recorded.own_strides:
@@ -666,11 +637,11 @@ class Recording(EntersAsync, Collector):
         Raises:
             Unsupported: before the first replay in this generation there is none.
         """
-        port = await self.core.open_lane(RECORDINGS)
+        port = await self.core.open_lane(self.lane)
         kept = self._kept
         if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
             raise Unsupported("a recording has no graph before its first replay")
-        message = Describe(self._number)
+        message = Describe(self.number)
         text: str = await self.core.submit(port, "recording.dot", message, (kept,)).wait()
         return text
 

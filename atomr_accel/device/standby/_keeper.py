@@ -37,7 +37,7 @@ from ...lanes import END_SECONDS, HostDied, uninterrupted
 from ...libraries.recordings.wire.messages import ForgetRecording
 from ...wire import StickyFault
 from ..batches._in_advance import own
-from ..batches.record import RECORDINGS
+from ..batches.replaying import RECORDINGS
 from ._budget import NoRoomError, Room
 from ._history import PreparationHistory
 from ._parking import NotParkedError, Parking

@@ -17,7 +17,7 @@ from ...libraries.recordings.wire.messages import ForgetRecording
 from ...wire import Preload, StickyFault, UnmapSlabs
 from .._assembly import add_parts
 from ..batches._in_advance import capture_in
-from ..batches.record import RECORDINGS
+from ..batches.replaying import RECORDINGS
 from ..contexts._prepared import PreparedHost, learn
 from ..contexts.context import Context
 from ._budget import NoRoomError

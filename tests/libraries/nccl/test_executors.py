@@ -258,6 +258,7 @@ def test_ranks_may_be_several_collectives_ahead(backend: str, ops: list[tuple[in
     library: Any = _cuda._library()
     library.forget()
     ranks = Ranks(backend, 3)
+    library.connected = True
     wanted: list[list[float]] = []
     results = [np.zeros((len(ops), 1)) for _ in range(3)]
     messages: list[list[Collect]] = [[], [], []]
@@ -318,12 +319,12 @@ def test_status_is_polled_without_naps_at_first(monkeypatch: pytest.MonkeyPatch)
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 100e-6, sleep=naps.append)
     monkeypatch.setattr(_cuda, "time", clock)
-    communicator = _cuda.CudaCommunicator(library, 0, 1)
+    meeting = _cuda._MeetingEnd(library)
     statuses = iter([IN_PROGRESS] * 4 + [0] + [IN_PROGRESS] * 8 + [0])
-    monkeypatch.setattr(communicator, "status", lambda: next(statuses))
-    communicator.settle("ncclGroupEnd")
+    monkeypatch.setattr(meeting, "_poll", lambda: next(statuses))
+    meeting.settle("ncclCommSplit")
     assert naps == []
-    communicator.settle("ncclGroupEnd")
+    meeting.settle("ncclCommSplit")
     assert naps == [20e-6, 40e-6, 80e-6, 160e-6]
 
 
@@ -335,7 +336,7 @@ def test_wait_for_a_missing_rank_is_released(backend: str) -> None:
     errors: list[LibraryError] = []
 
     def wait() -> None:
-        with pytest.raises(LibraryError, match="aborted") as caught:
+        with pytest.raises(LibraryError, match=r"aborted|ncclRemoteError") as caught:
             ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
         errors.append(caught.value)
 
@@ -396,7 +397,7 @@ def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> No
         ranks.aborts[rank].handlers[AbortCommunicator](AbortCommunicator(7))
     assert together(collect(8, 1)) == []
     assert [part.tolist() for part in x] == [[101.0] * 2, [10.0] * 2, [101.0] * 2]
-    assert len(fake.comms) == 3  # those of the dead rank, and of the two that are left
+    assert len(fake.comms) == 6  # two each of the dead rank, and of the two that are left
     with pytest.raises(LibraryError, match="aborted"):
         ranks.lanes[0].handlers[Shrink](Shrink(9, 7, (1,), 0, 2))
     with pytest.raises(LibraryError, match="aborted"):

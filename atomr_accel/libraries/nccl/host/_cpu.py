@@ -10,7 +10,14 @@ import numpy as np
 from ...._dtypes import DTYPES, HALVES
 from ..wire.area import Aborted, Area
 from ..wire.exchange import REDUCING, RankExchange, elements_of_a_round, exchange, raise_aborted
-from ..wire.messages import AbortCommunicator, AskBegun, Collect, CollectiveStep, Join
+from ..wire.messages import (
+    AbortCommunicator,
+    AskBegun,
+    BeginReplay,
+    Collect,
+    CollectiveStep,
+    Join,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +45,7 @@ class _CpuCommunicator:
         self.size: Final = size
         self.area: Final = area
         self.begun = 1  # it joins
+        self.replay_at = 0  # the number of the first round of the present replay
         # The ranks that read its slot, and the number that each reaches when it has. To wait for
         # them before the slot is filled again, and not at once, spares a sleep.
         self.readers: tuple[Sequence[int], int] = (), 0
@@ -58,7 +66,11 @@ class CpuCollectives:
         del stream
         self._context = context
         self._joined = _communicators.setdefault(context, {})
-        self.handlers: Final = {Join: self._join, Collect: self._collect}
+        self.handlers: Final = {
+            Join: self._join,
+            Collect: self._collect,
+            BeginReplay: self._begin_replay,
+        }
 
     def close(self) -> None:
         """Do nothing: the memory of communicators belongs to the program."""
@@ -83,26 +95,35 @@ class CpuCollectives:
         except Aborted:
             raise_aborted()
 
-    def _collect(self, message: Collect) -> None:
+    def _found(self, number: int) -> _CpuCommunicator:
         self._context.check()
-        joined = self._joined.get(message.communicator)
+        joined = self._joined.get(number)
         if joined is None:
             raise_aborted()
+        return joined
+
+    def _begin_replay(self, message: BeginReplay) -> None:
+        joined = self._found(message.communicator)
         joined.begun += 1
+        joined.replay_at = message.at
+
+    def _collect(self, message: Collect) -> None:
+        joined = self._found(message.communicator)
+        joined.begun += not message.recorded
+        begin = joined.replay_at if message.recorded else 0
         try:
             for step in message.steps:
-                self._take_part(joined, step)
+                self._take_part(joined, step, begin + step.at)
         except Aborted:
             raise_aborted()
 
-    def _take_part(self, joined: _CpuCommunicator, step: CollectiveStep) -> None:
+    def _take_part(self, joined: _CpuCommunicator, step: CollectiveStep, number: int) -> None:
         rank, size, area = joined.rank, joined.size, joined.area
         dtype = DTYPES[step.dtype]
         plan = exchange(step, rank, size)
         room = elements_of_a_round(step.kind, size, dtype.itemsize)
         source = self._elements(step.source, plan.gives, dtype)
         target = self._elements(step.target, plan.takes, dtype)
-        number = step.at
         for begin in range(0, step.longest, room):
             area.wait(*joined.readers)
             slot = area.slot(rank, dtype)

@@ -10,6 +10,7 @@ PROTOTYPES: Final = {
     "ncclGetVersion": "int*",
     "ncclGetUniqueId": "ptr",
     "ncclCommInitRankConfig": "ptr* int id128 int ptr",
+    "ncclCommSplit": "ptr int int ptr* ptr",
     "ncclCommGetAsyncError": "ptr int*",
     "ncclCommAbort": "ptr",
     "ncclCommRevoke": "ptr int",  # from 2.28 on
@@ -89,10 +90,10 @@ _VERSION: Final = 21800
 _UNDEFINED: Final = -(2**31)
 
 
-def config() -> ctypes.Array[ctypes.c_char]:
-    """A configuration (``ncclConfig_t``) whose calls do not block."""
+def config(*, blocking: bool) -> ctypes.Array[ctypes.c_char]:
+    """A configuration (``ncclConfig_t``). A communicator shares its flags with its split ones."""
     undefined = (_UNDEFINED,) * 3
     packed = struct.pack(
-        "@QIIiiiiQii", CONFIG_BYTES, _MAGIC, _VERSION, 0, *undefined, 0, *undefined[:2]
+        "@QIIiiiiQii", CONFIG_BYTES, _MAGIC, _VERSION, blocking, *undefined, 0, 1, _UNDEFINED
     )
     return ctypes.create_string_buffer(packed, len(packed))

@@ -79,7 +79,8 @@ class CollectiveStep(msgspec.Struct, frozen=True, array_like=True):
         sends: elements for each rank, one after the other in the source (``"all_to_all_v"``).
         receives: elements from each rank, one after the other in the target.
         longest: elements of the longest piece of any rank.
-        at: the number of its first round; each round has two (see ``_area``).
+        at: the number of its first round; each round has two (see ``_area``). In a recording it is
+            counted from the replay's first, see ``BeginReplay``.
     """
 
     kind: Kind
@@ -98,12 +99,31 @@ class CollectiveStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Collect(Message, frozen=True):
-    """Take part in collectives, in this order and as one (``ncclGroupStart``)."""
+    """Take part in collectives, in this order and as one (``ncclGroupStart``).
+
+    Attributes:
+        communicator: its number.
+        steps: the rank's part in each of them.
+        recorded: whether they are a part of a recording. Then the replay is the op that is counted.
+    """
 
     waits: ClassVar[bool] = True
 
     communicator: int
     steps: tuple[CollectiveStep, ...]
+    recorded: bool = False
+
+
+class BeginReplay(Message, frozen=True):
+    """Begin a replay in which collectives are recorded.
+
+    Attributes:
+        communicator: its number.
+        at: the number of the replay's first round.
+    """
+
+    communicator: int
+    at: int
 
 
 class AbortCommunicator(Message, frozen=True):

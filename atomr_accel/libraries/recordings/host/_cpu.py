@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final, final
 from ....backends.cpu.host.memory import CpuMemory
 from ....wire import Copy
 from ....wire.blackbox import CURRENT, NODE
-from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
+from ..wire.messages import (
+    Describe,
+    ForgetRecording,
+    PrepareRecording,
+    Replay,
+    ReplayTogether,
+)
 from ._steps import BoundStep, RecordingExecutors
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ class CpuRecordings:
         self.handlers: Final = {
             PrepareRecording: self._record,
             Replay: self._replay,
+            ReplayTogether: self._replay_together,
             ForgetRecording: self._forget,
             Describe: self._describe,
         }
@@ -50,6 +57,10 @@ class CpuRecordings:
         self._execute(self._recordings[message.recording], CURRENT.words)
         for each in message.copies:
             self._copy(each)
+
+    def _replay_together(self, message: ReplayTogether) -> None:
+        self._steps.execute(message.first)
+        self._replay(Replay(message.recording))
 
     def _execute(self, nodes: list[Bound], record: memoryview) -> None:
         for node in nodes:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ....backends.cuda.host.driver import check, driver
 from ....backends.cuda.host.memory import CudaMemory
 from ....wire import Copy
-from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
-from ._graph import GraphMaker, conditional
+from ..wire.messages import (
+    Describe,
+    ForgetRecording,
+    PrepareRecording,
+    Replay,
+    ReplayTogether,
+)
+from ._graph import GraphMaker, conditional, waiting
 from ._steps import RecordingExecutors
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ class CudaRecordings:
         self.handlers: Final = {
             PrepareRecording: self._record,
             Replay: self._replay,
+            ReplayTogether: self._replay_together,
             ForgetRecording: self._forget,
             Describe: self._describe,
         }
@@ -92,8 +99,9 @@ class CudaRecordings:
     def _take(self, number: int, graph: Any, nodes: list[Bound], kept: list[Kept]) -> None:
         """Launch a graph from now on as the recording of that number."""
         # The kernels that look at flags have their graph's own handles as arguments, which
-        # an update would put into a graph that has others.
-        fixed = conditional(nodes)
+        # an update would put into a graph that has others. A communicator cannot be ended while
+        # there is a graph with ops of it, and an updated graph has its former ops as well.
+        fixed = conditional(nodes) or waiting(nodes)
         former = self._recordings.pop(number, None)
         executable = None
         if former is not None:
@@ -117,6 +125,10 @@ class CudaRecordings:
         check("cuGraphLaunch", driver.cuGraphLaunch(recording.executable, self._stream.handle))
         for each in message.copies:
             self._copy(each)
+
+    def _replay_together(self, message: ReplayTogether) -> None:
+        self._steps.execute(message.first)
+        self._replay(Replay(message.recording))
 
     def _forget(self, message: ForgetRecording) -> None:
         recording = self._recordings.pop(message.recording, None)

@@ -37,6 +37,14 @@ def conditional(nodes: Iterable[Bound]) -> bool:
     )
 
 
+def waiting(nodes: Iterable[Bound]) -> bool:
+    """Return whether any node, at any depth, waits for other devices."""
+    return any(
+        waiting(node.nodes) if isinstance(node, BoundSection) else node.message.waits
+        for node in nodes
+    )
+
+
 @final
 class GraphMaker:
     """Makes graphs."""

@@ -62,6 +62,12 @@ class RecordingExecutors:
                 self._users.setdefault((step.executor, undo()), set()).add(recording)
             bound.handler(bound.message)
 
+    def execute(self, steps: Iterable[RecordingStep]) -> None:
+        """Execute steps now."""
+        for step in steps:
+            bound = self._bind_step(step)
+            bound.handler(bound.message)
+
     def forget(self, recording: int) -> None:
         """Undo preparations that served this recording and no other remaining one."""
         for key, users in list(self._users.items()):

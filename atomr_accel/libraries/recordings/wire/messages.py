@@ -76,6 +76,20 @@ class Replay(Message, frozen=True):
         return sum(each.nbytes for each in self.copies)
 
 
+class ReplayTogether(Message, frozen=True):
+    """Execute a recording whose ops wait for other devices.
+
+    Attributes:
+        recording: its number.
+        first: steps that are executed before it, such as counting the replay.
+    """
+
+    waits: ClassVar[bool] = True
+
+    recording: int
+    first: tuple[RecordingStep, ...]
+
+
 class ForgetRecording(Message, frozen=True):
     """Release a recording."""
 
