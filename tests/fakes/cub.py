@@ -12,6 +12,7 @@ import ctypes
 import subprocess
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -21,8 +22,10 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.executors.scan_tiles import scan_types
 from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import CubVersion
+from atomr_accel.libraries.cub.wire._spec import C_TYPES
 
 from ..libraries.host_kernels import COMPILER
 from .vendor import FakeContext, FakeCuda
@@ -674,6 +677,7 @@ class FakeKernels:
 
     def __init__(self, _context: Any, _stream: Any, _source: object) -> None:
         """Nothing is compiled."""
+        self._ends: Any = None
 
     def function(self, name: str) -> str:
         return name
@@ -682,19 +686,19 @@ class FakeKernels:
 
     def launch(self, function: str, items: int, arguments: Any) -> None:
         out, *given, count = arguments.pointers
-        if function.startswith("extremes<"):
-            element, _, largest = function[9:-1].split(", ")
+        if function.startswith("extreme<"):
+            element, _, largest = function[8:-1].split(", ")
             dtype = self._DTYPES[element]
             x = _memory(given[0], dtype.itemsize * count).view(dtype)
             strange = x != x  # noqa: PLR0124 - NaN, in any dtype
             best = np.argmax(x) if largest == "true" else np.argmin(x)
             at = np.argmax(strange) if strange.any() else best
-            _memory(out + 8, 8).view(np.int64)[0] = at
+            _memory(out, 8).view(np.int64)[0] = at
+            return
+        if function.startswith("scan_tiles<"):
+            self._scan(function, out, given[0], given[1], count)
             return
         assert count == items
-        if function.startswith("extreme<"):
-            _memory(out, 8)[:] = _memory(given[0] + 8, 8)
-            return
         if function.startswith("cast<"):
             to, of = (self._DTYPES[each] for each in function[5:-1].split(", "))
             array = _memory(given[0], of.itemsize * items).view(of)
@@ -718,6 +722,24 @@ class FakeKernels:
         back = bits ^ sign if kernel == "floats" else ~bits
         other = ~bits if kernel == "floats" else bits | sign
         target[:] = np.where(bits & sign, back, other).view(f"V{size}")
+
+    def _scan(self, function: str, out: int, given: int, continued: int, count: int) -> None:
+        dtype, wide, operator = next(
+            (DTYPES[name], DTYPES["float32"] if "float, " in types else DTYPES[name], kind)
+            for name in (*C_TYPES, "complex64", "complex128")
+            for kind in ("add", "multiply")
+            if function == f"scan_tiles<{(types := scan_types(name, kind))}>"
+        )
+        x = _memory(given, dtype.itemsize * count).view(dtype).astype(wide)
+        ufunc = getattr(np, operator)
+        if continued:
+            x[0] = ufunc(self._ends, x[0])
+        found = ufunc.accumulate(x, dtype=wide)
+        self._ends = found[-1]
+        _memory(out, dtype.itemsize * count).view(dtype)[:] = found.astype(dtype)
+
+    def prepare(self, function: str, items: int, arguments: Any) -> Callable[[], None]:
+        return partial(self.launch, function, items, arguments)
 
     def close(self) -> None:
         """Nothing to unload."""

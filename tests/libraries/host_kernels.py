@@ -128,6 +128,16 @@ template <class T> static T atomicCAS(T* place, T expected, T value) {
   if (before == expected) *place = value;
   return before;
 }
+template <class T> static T atomicExch(T* place, T value) {
+  const T before = *place;
+  *place = value;
+  return before;
+}
+template <class T> static T atomicInc(T* place, T last) {
+  const T before = *place;
+  *place = before >= last ? 0 : before + 1;
+  return before;
+}
 static void __threadfence() {}
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned places) {
   const unsigned long long both = (unsigned long long)b << 32 | a;
@@ -145,6 +155,13 @@ static double __dmul_rn(double a, double b) { return a * b; }
 static double __dadd_rn(double a, double b) { return a + b; }
 static float fast_log2(float x) { return std::log2(x); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
+static void store_pair(unsigned long long* to, unsigned long long one, unsigned long long other) {
+  to[0] = one, to[1] = other;
+}
+static void load_pair(
+    const unsigned long long* from, unsigned long long& one, unsigned long long& other) {
+  one = from[0], other = from[1];
+}
 static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }
 template <class F> static void launch(unsigned blocks, unsigned threads, F kernel) {
   gridDim = {blocks, 1, 1};
@@ -177,6 +194,14 @@ template <class T> static T __shfl_up_sync(unsigned, T value, int step) {
   values[threadIdx.x] = value;
   __syncthreads();
   const T found = (int)threadIdx.x % 32 >= step ? values[threadIdx.x - step] : value;
+  __syncthreads();
+  return found;
+}
+template <class T> static T __shfl_sync(unsigned, T value, int lane) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T found = values[threadIdx.x / 32 * 32 + lane];
   __syncthreads();
   return found;
 }

@@ -20,3 +20,15 @@ __device__ __forceinline__ float fast_sqrt(float x) {
   return y;
 }
 __device__ __forceinline__ void fast_sincos(float x, float* s, float* c) { __sincosf(x, s, c); }
+
+// Two words at once, from and to where other blocks see them.
+__device__ __forceinline__ void store_pair(
+    unsigned long long* to, unsigned long long one, unsigned long long other) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};"
+               :: "l"(to), "l"(one), "l"(other) : "memory");
+}
+__device__ __forceinline__ void load_pair(
+    const unsigned long long* from, unsigned long long& one, unsigned long long& other) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(one), "=l"(other) : "l"(from) : "memory");
+}

@@ -203,7 +203,7 @@ class Quantiles(Sorting[D]):
                 heavy = steps.cast(heavy, _FLOAT64)
                 if there is not None:
                     heavy = steps.evaluate(where(there, heavy, 0.0))
-                sums = scanned(steps, "add", heavy, deterministic=self.home.deterministic)
+                sums = scanned(steps, "add", heavy)
                 shared = steps.evaluate(where(sums == 0, -1.0, sums / sums[..., -1:]))
             for place in np.ndindex(shares.shape):
                 to = made[place].reshape(kept) if keepdims else made[place]

@@ -120,7 +120,7 @@ class Repeating(ArrayPart[D]):
                     if low < 0:
                         raise ValueError("repeats may not contain negative values.")
                     sums = steps.evaluate(wide)
-                    ends = scanned(steps, "add", sums, deterministic=False)
+                    ends = scanned(steps, "add", sums)
             shape = (*source.shape[:axis], total, *source.shape[axis + 1 :])
             made = steps.output(shape, ref.dtype)
             if total:

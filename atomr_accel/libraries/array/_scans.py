@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype
@@ -14,7 +13,7 @@ from ...arrays.expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op_family
 from ._top import FP8, fits
 from .steps import ArrayPart, CallSteps, target_of
-from .wire.indexing import PARTS, SCAN_PART, ScanRows
+from .wire.indexing import ScanRows
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -23,15 +22,9 @@ if TYPE_CHECKING:
 from ._reductions import instead_of_nan
 from ._sorting import flattening
 
-_UINT8: Final = as_dtype(np.uint8)
-_LONG: Final = 1 << 14
-"""A single row beyond that is scanned in parts."""
-_LONGEST: Final = 1 << 22
-"""Beyond that by CUB, which reads it once: calls of CUB take the host longer."""
-
 
 class Scans(ArrayPart[D]):
-    """Cumulative sums and products, of long rows by CUB."""
+    """Cumulative sums and products."""
 
     @op_family
     def cumsum(
@@ -52,9 +45,6 @@ class Scans(ArrayPart[D]):
             axis: the axis to scan; None flattens ``a`` first.
             dtype: the dtype of the computation and of the result.
             out: the buffer for the result.
-
-        Raises:
-            Unsupported: a row of more than 2**22 elements, and CUB is not installed.
         """
         given = instead_of_nan(a, 0) if _name.startswith("nan") else a
         return self._scan(
@@ -91,13 +81,7 @@ class Scans(ArrayPart[D]):
             shape = rows.shape if axis is None else ref.shape
             to = None if out is None else target_of(steps, out, shape, result, op=name)
             last = axis is None or at == len(shape) - 1
-            sums = scanned(
-                steps,
-                kind,
-                rows,
-                deterministic=self.home.deterministic,
-                out=to if last else None,
-            )
+            sums = scanned(steps, kind, rows, out=to if last else None)
             sums = steps.cast(sums, result)
             if sums is to or (to is None and last):
                 return sums
@@ -113,7 +97,6 @@ def scanned(
     kind: Literal["add", "multiply"],
     rows: GpuRef,
     *,
-    deterministic: bool,
     out: GpuRef | None = None,
 ) -> GpuRef:
     """Scan all rows along the last axis, C-contiguous; in ``out`` if possible."""
@@ -122,13 +105,7 @@ def scanned(
         return rows
     if out is not None and not fits(out, rows):
         out = None
-    if rows.size == n > _LONGEST:
-        floats = rows.dtype.kind not in "biu"
-        if not (floats and deterministic) and rows.dtype.kind != "c":
-            name = "plus" if kind == "add" else "multiplies"
-            return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
     made = steps.output(rows.shape, rows.dtype) if out is None else out
-    scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
     message = ScanRows(
         kind,
         rows.addressable_block.address,
@@ -136,8 +113,6 @@ def scanned(
         NAMES[rows.dtype],
         rows.size // n,
         n,
-        0 if scratch is None else scratch.addressable_block.address,
     )
-    writes = [ref.addressable_block for ref in (made, scratch) if ref is not None]
-    steps.submit("array.scan", message, (rows.addressable_block,), writes)
+    steps.submit("array.scan", message, (rows.addressable_block,), (made.addressable_block,))
     return made

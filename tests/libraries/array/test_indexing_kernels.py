@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.executors.scan_tiles import most_scanned, scan_threads, scan_types
 from atomr_accel.libraries.array.choosing import GatherAxis, choose
+from atomr_accel.libraries.array.host import _indexing_source
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 from atomr_accel.libraries.array.host._indexing_source import (
@@ -24,7 +26,6 @@ from atomr_accel.libraries.array.host._indexing_source import (
 from atomr_accel.libraries.array.host._source import THREADS
 from atomr_accel.libraries.array.wire.indexing import (
     PARTS,
-    SCAN_PART,
     Choose,
     Compact,
     CountNumbers,
@@ -84,16 +85,12 @@ def parameters(name: str) -> str:
 
 
 def scan_names() -> list[str]:
-    made = []
-    for dtype in ADDED[1:]:
-        element = ELEMENTS[dtype]
-        wide = "float" if element in ("h16", "b16") else element
-        made += [
-            f"{kernel}<{element}, {wide}, {op}>"
-            for kernel in ("scan", "scan_short", "total_parts", "scan_parts")
-            for op in ("Add", "Multiply")
-        ]
-    return made
+    return [
+        f"{kernel}<{scan_types(dtype, kind)}>"
+        for kernel in ("scan", "scan_short", "scan_tiles")
+        for dtype in ADDED[1:]
+        for kind in ("add", "multiply")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +131,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
         )
     scans = {}
     for name in scan_names():
-        kernel, element, wide = name.replace(",", "<").split("<")[:3]
-        scans[name] = {
-            "total_parts": f"{wide}* totals; const {element}* source; {parts}",
-            "scan_parts": f"{element}* target; const {element}* source; {wide}* totals; {parts}",
-        }.get(kernel, f"{element}* target; const {element}* source; u64 rows; u64 length")
+        kernel, element = name.replace(",", "<").split("<")[:2]
+        sizes = "u64 continued; u64 length" if kernel == "scan_tiles" else "u64 rows; u64 length"
+        scans[name] = f"{element}* target; const {element}* source; {sizes}"
     return {
         source: HostKernels(
             compile_kernels(
@@ -450,15 +445,40 @@ def test_scans(
     np.testing.assert_array_equal(given, expected)
 
 
+def scan_tile(dtype: str) -> int:
+    """Return the elements of a tile."""
+    return next(each for each in (8192, 4096, 2048) if scan_threads(dtype, each) == THREADS)
+
+
+def test_a_launch_scans_whole_tiles_of_any_dtype() -> None:
+    for dtype in ADDED[1:]:
+        most = most_scanned(dtype)
+        assert most % scan_tile(dtype) == 0
+        assert most * DTYPES[dtype].itemsize > 1 << 28
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", ADDED[1:])
 @pytest.mark.parametrize("kind", ["add", "multiply"])
-@pytest.mark.parametrize(("length", "skipped"), [(1, 0), (4097, 1), (20_000, 0)])
-def test_a_long_row_in_parts(
-    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, kind: Any, length: int, skipped: int
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_long_row_in_tiles(
+    cuda: CudaIndexing,
+    cpu: CpuIndexing,
+    dtype: str,
+    kind: Any,
+    skipped: int,
+    pieces: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also from where elements do not lie in whole words."""
+    """Rows have several groups of tiles; some begin where elements lie in no whole words."""
     rng = seeds.rng()
+    tile = scan_tile(dtype)
+    long = dtype == "float32" and kind == "add" and pieces == 1
+    length = (1 << 14) + tile * int(rng.integers(300 if long else 4)) + int(rng.integers(1, tile))
+    if pieces > 1:  # each of whole tiles
+        most = max(1, length // tile // pieces) * tile
+        monkeypatch.setattr(_indexing_source, "most_scanned", lambda _dtype: most)
     source = rng.integers(-2, 3, length + skipped) if kind == "add" else np.ones(length + skipped)
     if kind == "multiply":
         source[rng.integers(0, length, 3)] = 2
@@ -466,14 +486,11 @@ def test_a_long_row_in_parts(
         source[1::2] = -source[: len(source) // 2 * 2 : 2]
     given = source.astype(DTYPES[dtype])[skipped:]
     target, expected = np.empty_like(given), np.empty_like(given)
-    scratch = np.empty(PARTS * SCAN_PART, np.uint8)
     row = (kind, pointer(given), pointer(target), dtype, 1, length)
-    cuda.handlers[ScanRows](ScanRows(*row, pointer(scratch)))
+    cuda.handlers[ScanRows](ScanRows(*row))
     cpu.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(expected), dtype, 1, length))
     np.testing.assert_array_equal(target, expected)
-    cuda.handlers[ScanRows](
-        ScanRows(kind, pointer(given), pointer(given), dtype, 1, length, pointer(scratch))
-    )
+    cuda.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(given), dtype, 1, length))
     np.testing.assert_array_equal(given, expected)
 
 

@@ -13,7 +13,7 @@ import pytest
 from atomr_accel import Device, LibraryError, OutOfMemory, Unsupported, open_device
 from atomr_accel.libraries.cub import _operators
 from atomr_accel.libraries.cub.call import BUILDER, LANE, WAITING
-from atomr_accel.libraries.cub.host import _bindings, _builds
+from atomr_accel.libraries.cub.host import _algorithms, _bindings, _builds
 from atomr_accel.libraries.cub.host import cuda as _cuda
 from atomr_accel.libraries.cub.wire._spec import CubSpec, encode
 from atomr_accel.libraries.cub.wire.messages import BuildCub, RunCub
@@ -72,6 +72,8 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "argmax": ((I,), lambda cub, x: cub.argmax(x)),
     "argmin of numbers": ((I,), lambda cub, x: cub.argmin(x)),
     "scan": ((I,), lambda cub, x: cub.inclusive_scan(x)),
+    "scan of halves": ((X.astype(np.float16),), lambda cub, x: cub.inclusive_scan(x)),
+    "complex products so far": ((C[:5],), lambda cub, x: cub.inclusive_scan(x, "multiplies")),
     "scan from": ((I,), lambda cub, x: cub.inclusive_scan(x, init=3)),
     "scan before": ((X,), lambda cub, x: cub.exclusive_scan(x, "max", init=0)),
     "complex scan": ((C,), lambda cub, x: cub.exclusive_scan(x)),
@@ -151,6 +153,7 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "divide": ((C, C + 7), lambda cub, x, y: cub.binary_transform(x, y, "divides")),
     "compare": ((I, I[::-1].copy()), lambda cub, x, y: cub.binary_transform(x, y, "less")),
 }
+SCANS: Final = ("scan", "scan of halves", "complex products so far", "scan of nothing")
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ async def test_both_executors_give_the_same(
     async with open_device(0, backend="cpu", isolation="thread") as device:
         expected = counted(name, await results(device, name))
     request.getfixturevalue("on_fake")
-    builds = 0 if name.startswith(("argmin", "argmax")) else 1  # these are kernels of ours
+    builds = 0 if name.startswith(("argmin", "argmax")) or name in SCANS else 1  # kernels of ours
     async with open_device(0, backend="cpu", isolation="thread") as device:
         got = counted(name, await results(device, name))
         statistics = device.cub.statistics()
@@ -220,6 +223,38 @@ async def test_both_executors_give_the_same(
         else:
             np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
+
+
+@pytest.mark.usefixtures("on_fake")
+@pytest.mark.parametrize("name", CALLS)
+async def test_calls_by_template_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that differ in buffers alone are prepared once."""
+    made: list[RunCub] = []
+    prepared = _cuda.CudaCub._prepared
+
+    def noted(self: Any, message: RunCub) -> Any:
+        made.append(message)
+        return prepared(self, message)
+
+    monkeypatch.setattr(_cuda.CudaCub, "_prepared", noted)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        expected = counted(name, await results(device, name))
+        for _ in range(4):
+            got = counted(name, await results(device, name))
+            for one, other in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    if name in ("argmax", "scan", "sum of halves", "sort wide pairs", "flagged", "histogram"):
+        assert made  # calls without Python functions are by template
+
+
+@pytest.mark.usefixtures("on_fake")
+async def test_a_row_is_scanned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are too long for one launch have several, in calls by template, too."""
+    monkeypatch.setattr(_algorithms, "most_scanned", lambda _dtype: 5)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        for _ in range(4):
+            (got,) = await results(device, "scan")
+            np.testing.assert_array_equal(got, np.cumsum(I, dtype=np.int32))
 
 
 @pytest.mark.headers

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.cub.host._algorithms import THREADS, ArgReduce
+from atomr_accel.executors.scan_tiles import THREADS, scan_types
+from atomr_accel.libraries.cub.host._algorithms import ArgReduce
 from atomr_accel.libraries.cub.host._calls import Kit
 from atomr_accel.libraries.cub.host.cuda import SOURCE
 from atomr_accel.libraries.cub.wire._spec import C_TYPES, CubSpec
@@ -38,14 +39,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     names: dict[str, str] = {}
     for dtype in ON_HOST:
         for name in names_of(dtype):
-            number = name[:-1].split(", ")[-2].rpartition("<")[2]
             element = name.partition("<")[2].partition(",")[0]
-            found = f"Found<{number}>* parts; "
-            names[name] = (
-                f"{found}const {element}* given; i64 count"
-                if name.startswith("extremes<")
-                else f"i64* position; const {found}i64 count"
-            )
+            names[name] = f"i64* position; const {element}* given; i64 count"
     folder: Path = tmp_path_factory.mktemp("cub")
     return compile_kernels(on_host(SOURCE), names, folder, threads=THREADS)
 
@@ -55,7 +50,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("dtype", ON_HOST)
 def test_the_first_extreme_element_is_found_wherever_rows_begin(kernels: Any, dtype: str) -> None:
     rng, kind = seeds.rng(), DTYPES[dtype]
-    parts, position = np.zeros(1 << 16, np.uint8), np.zeros(1, np.int64)
+    position = np.zeros(1, np.int64)
 
     def launch(kernel: str, count: int, /, *pointers: int, threads: int = 0) -> None:
         assert threads <= count
@@ -70,9 +65,8 @@ def test_the_first_extreme_element_is_found_wherever_rows_begin(kernels: Any, dt
             row[rng.integers(0, count, 2)] *= -0.0
         for largest in (False, True):
             call = call_of(dtype, largest=largest)
-            assert call.beside(count) <= parts.nbytes
-            pointers = [row.ctypes.data, position.ctypes.data]
-            call.after(launch, pointers, parts.ctypes.data, count)
+            position[0] = -1
+            call.after(launch, [row.ctypes.data, position.ctypes.data], 0, count)
             wide = row.astype(np.float64) if kind.kind not in "biu" else row
             expected = np.argmax(wide) if largest else np.argmin(wide)
             assert position[0] == expected, (trial, count, offset, largest)
@@ -80,4 +74,8 @@ def test_the_first_extreme_element_is_found_wherever_rows_begin(kernels: Any, dt
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_kernels_of_every_dtype() -> None:
-    check_all_compile(SOURCE, [name for dtype in C_TYPES for name in names_of(dtype)])
+    names = [name for dtype in C_TYPES for name in names_of(dtype)]
+    dtypes = {*C_TYPES, "complex64", "complex128"} - {"bool"}
+    scans = [(dtype, kind) for dtype in dtypes for kind in ("add", "multiply")]
+    names += [f"scan_tiles<{scan_types(*each)}>" for each in scans]
+    check_all_compile(SOURCE, names)

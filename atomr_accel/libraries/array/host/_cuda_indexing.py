@@ -39,6 +39,7 @@ from ._indexing_source import (
     DISTINCT,
     ELEMENTS,
     INDEXING,
+    MOST_SHARED,
     NUMBERS,
     SCANS,
     SEARCHES,
@@ -216,7 +217,8 @@ class CudaIndexing:
         if message.ends:
             self._require_intervals(message)
         pointer = self._context.pointer
-        self._set(pointer(message.counts), 0, 8 * message.size)
+        if message.size > MOST_SHARED:
+            self._set(pointer(message.counts), 0, 8 * message.size)
         self._launch(NUMBERS, *binning(message).packed(pointer))
 
     def _prepare_histogram(self, template: HostTemplate) -> _Prepared | None:
@@ -225,8 +227,8 @@ class CudaIndexing:
         if message.ends:
             return None
         run = self._prepared(NUMBERS, [binning(message)])
-        if run is None:
-            return None
+        if run is None or message.size <= MOST_SHARED:
+            return run
         at, nbytes, pointer = message.counts ^ PLACE, 8 * message.size, self._context.pointer
 
         def histogram(addresses: Sequence[int]) -> None:
@@ -288,7 +290,8 @@ class CudaIndexing:
     def _prepare_scan(self, template: HostTemplate) -> _Prepared | None:
         """Return a function that scans buffers that differ in addresses."""
         message: Any = template.message
-        return self._prepared(SCANS, scanning(message))
+        launches = scanning(message)
+        return self._prepared(SCANS, launches) if len(launches) == 1 else None
 
 
 @final

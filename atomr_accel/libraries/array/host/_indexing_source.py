@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
+from ....executors.scan_tiles import SCAN_MACROS, most_scanned, scan_threads, scan_types
 from ..wire.indexing import PARTS
 from ._source import THREADS, divisor
 
@@ -21,17 +22,27 @@ UPLOADED: Final = 2048
 COMPACT_ITEMS: Final = 16
 SCAN_ITEMS: Final = 8
 COUNT_ITEMS: Final = 16
+_LONG: Final = 1 << 14
+"""A single row beyond that is scanned by several blocks."""
 _SHORT: Final = 32
 """Rows up to that length are scanned by one thread each."""
 
 INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
 COMPACTION: Final = CudaSource(__package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
 DISTINCT: Final = CudaSource(__package__, "distinct.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS)
-SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+SCANS: Final = CudaSource(__package__, "scans.cu", ITEMS=SCAN_ITEMS, **SCAN_MACROS)
 SEARCHES: Final = CudaSource(__package__, "search.cu", THREADS=THREADS)
 
+MOST_SHARED: Final = 8192
+"""Most numbers that blocks count in memory of their own."""
 NUMBERS: Final = CudaSource(
-    __package__, "counts.cu", THREADS=THREADS, SHARED=8192, COPIES=16, FEW_EDGES=1025
+    __package__,
+    "counts.cu",
+    THREADS=THREADS,
+    SHARED=MOST_SHARED,
+    COPIES=16,
+    FEW_EDGES=1025,
+    AHEAD=4,
 )
 
 COUNTS: Final = (1, 2, 4, 8)
@@ -144,30 +155,33 @@ class Placed(NamedTuple):
 
 def scanning(message: ScanRows) -> list[Placed]:
     """The kernels for a scan."""
-    element = ELEMENTS[message.dtype]
-    wide = "float" if element in ("h16", "b16") else element
-    types = f"<{element}, {wide}, {'Add' if message.kind == 'add' else 'Multiply'}>"
-    target, source, totals = message.target, message.source, message.scratch
+    types, target, source = scan_types(message.dtype, message.kind), message.target, message.source
     rows, length = message.rows, message.length
-    if totals:
-        parts, each = parts_of(length)
-        sizes, threads = struct.pack("<3Q", length, each, parts), parts * THREADS
+    if rows == 1 and length > _LONG:
+        most, itemsize = most_scanned(message.dtype), DTYPES[message.dtype].itemsize
         return [
-            Placed(IndexingLaunch(f"total_parts{types}", threads, sizes), (totals, source)),
-            Placed(IndexingLaunch(f"scan_parts{types}", threads, sizes), (target, source, totals)),
+            Placed(
+                IndexingLaunch(
+                    f"scan_tiles<{types}>",
+                    scan_threads(message.dtype, min(most, length - start)),
+                    struct.pack("<2Q", number, min(most, length - start)),
+                ),
+                (target + start * itemsize, source + start * itemsize),
+            )
+            for number, start in enumerate(range(0, length, most))
         ]
     kernel = "scan_short" if length <= _SHORT else "scan"
     items = rows * (1 if kernel == "scan_short" else THREADS)
     return [
         Placed(
-            IndexingLaunch(f"{kernel}{types}", items, struct.pack("<2Q", rows, length)),
+            IndexingLaunch(f"{kernel}<{types}>", items, struct.pack("<2Q", rows, length)),
             (target, source),
         )
     ]
 
 
 def binning(message: CountHistogram) -> Placed:
-    """The kernel for a histogram, whose counts are zeros."""
+    """The kernel for a histogram; more counts than ``MOST_SHARED`` are zeros before."""
     numbers = struct.pack("<2Q2d", message.count, message.size, message.low, message.high)
     name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
     threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)

@@ -360,8 +360,6 @@ class ScanRows(Message, frozen=True):
         source, target: addresses of rows that follow each other; they may be the same.
         dtype: dtype of both, by name.
         rows, length: number of rows, and of elements in each.
-        scratch: address of ``PARTS`` times ``SCAN_PART`` bytes, where a single row is long enough
-            for several blocks; 0 otherwise.
     """
 
     kind: Literal["add", "multiply"]
@@ -370,10 +368,7 @@ class ScanRows(Message, frozen=True):
     dtype: str
     rows: int
     length: int
-    scratch: Address = 0
 
 
 PARTS: Final = 1024
 """Largest number of parts of a long row."""
-SCAN_PART: Final = 16
-"""Largest number of bytes of the state of a part of a scanned row."""

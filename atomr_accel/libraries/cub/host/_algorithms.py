@@ -11,6 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
+from ....executors.scan_tiles import (
+    SCAN_MACROS,
+    THREADS,
+    most_scanned,
+    scan_threads,
+    scan_types,
+)
 from . import _source as source
 from ._calls import QUERY, WIDE, CubCall, place
 from ._sorts import MergeSort, RadixSort, SegmentedSort
@@ -22,9 +29,8 @@ if TYPE_CHECKING:
     from ._calls import CubRun, ElementLauncher, Kit
 
 _LARGEST_INT: Final = 2**31 - 1
-THREADS: Final = 256
 _PACK_BYTES: Final = 16
-"""Bytes that a thread reads at once; also those of a value with its position."""
+"""Bytes that a thread reads at once."""
 
 _PACKS: Final = 4
 """Reads of a thread that are under way at a time."""
@@ -32,8 +38,11 @@ _PACKS: Final = 4
 _PARTS: Final = 2048
 """Most blocks that look for the extreme elements of a row."""
 
-MACROS: Final = {"THREADS": THREADS, "PACKS": _PACKS, "PARTS": _PARTS}
+MACROS: Final = {**SCAN_MACROS, "PACKS": _PACKS, "PARTS": _PARTS}
 """Constants of kernels."""
+
+_SCANNED: Final = {"plus": "add", "multiplies": "multiply"}
+"""Operators of scans by a kernel of ours."""
 
 _CPP: Final = {
     **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
@@ -126,23 +135,15 @@ class ArgReduce(CubCall):
     """Reduction to a position. Buffers: the elements, and the position.
 
     CUB reads pairs of values and positions one by one. For large rows that took 2.5 times as long
-    as PyTorch's, so kernels of ours do all of it.
+    as PyTorch's, so a kernel of ours does all of it.
     """
 
     def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         element, largest = _CPP[spec.dtypes[0]], str(spec.descending).lower()
         number = "float" if element in ("h16", "b16") else element
-        self.kernels = (
-            f"extremes<{element}, {number}, {largest}>",
-            f"extreme<{number}, {largest}>",
-        )
+        self.kernels = (f"extreme<{element}, {number}, {largest}>",)
         self._each = _PACKS * _PACK_BYTES // DTYPES[spec.dtypes[0]].itemsize
-
-    def beside(self, count: int) -> int:
-        """Return the bytes of what blocks have found, and their number."""
-        del count
-        return _PACK_BYTES * (1 + _PARTS)
 
     def run(self, built: Any, given: CubRun) -> int:
         del built, given
@@ -151,11 +152,10 @@ class ArgReduce(CubCall):
     def after(
         self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> None:
-        """Find the best elements of parts, then the best of these."""
-        first, last = self.kernels
+        """Find the best elements of parts, and then the best of these."""
+        del beside
         threads = min(-(-count // self._each), _PARTS * THREADS)
-        launch(first, count, beside, pointers[0], threads=threads)
-        launch(last, 1, pointers[1], beside)
+        launch(self.kernels[0], count, pointers[1], pointers[0], threads=threads)
 
 
 class CubScan(CubCall):
@@ -191,6 +191,44 @@ class CubScan(CubCall):
             *scratch, self._x, self._out, sizes[0], self._operator, self._init, stream
         )
         return needed
+
+
+class RowScan(CubCall):
+    """Inclusive scan of one row. Buffers: the elements, and the result.
+
+    A kernel of ours takes one launch and no build, where CUB takes two, and gives the same bits in
+    every call.
+    """
+
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        self._dtype = spec.dtypes[0]
+        self.kernels = (f"scan_tiles<{scan_types(self._dtype, _SCANNED[spec.operators[0].kind])}>",)
+
+    @staticmethod
+    def takes(spec: CubSpec) -> bool:
+        """Return whether this runs an algorithm."""
+        if spec.algorithm != "inclusive_scan" or spec.init:
+            return False
+        x, accumulator, out = spec.dtypes
+        plain = accumulator == x or (x in ("float16", "bfloat16") and accumulator == "float32")
+        return spec.operators[0].kind in _SCANNED and plain and out == x and x != "bool"
+
+    def run(self, built: Any, given: CubRun) -> int:
+        del built, given
+        return 0
+
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
+        """Scan the row, a part at a time."""
+        del beside
+        x, out = pointers
+        most, itemsize = most_scanned(self._dtype), DTYPES[self._dtype].itemsize
+        for number, start in enumerate(range(0, count, most)):
+            length, offset = min(most, count - start), start * itemsize
+            threads = scan_threads(self._dtype, length)
+            launch(self.kernels[0], length, out + offset, x + offset, number, threads=threads)
 
 
 class SegmentedReduce(Folding):
@@ -455,3 +493,8 @@ ALGORITHMS: Final[dict[str, type[CubCall]]] = {
     "upper_bound": BinarySearch,
 }
 """Algorithms by the name in a spec."""
+
+
+def algorithm_of(spec: CubSpec) -> type[CubCall]:
+    """Return what runs the algorithm of a spec."""
+    return RowScan if RowScan.takes(spec) else ALGORITHMS[spec.algorithm]

@@ -16,7 +16,7 @@ from ....executors.compiler import compile_linkable, load_nvrtc
 from ....executors.disk_cache import DiskCache
 from ....wire.recent import Recent
 from ..wire._spec import CubSpec, decode
-from ._algorithms import ALGORITHMS
+from ._algorithms import algorithm_of
 from ._bindings import load_cub, refusal
 from ._calls import Kit
 
@@ -72,7 +72,7 @@ class BuildStore:
             start = time.perf_counter()
             spec = decode(encoded)
             built, origin = NO_BUILD, "memory"
-            if ALGORITHMS[spec.algorithm].result:
+            if algorithm_of(spec).result:
                 key = self._key(encoded)
                 built, origin = self._read(spec, key), "disk"
                 if built is None:
@@ -82,7 +82,7 @@ class BuildStore:
 
     def call(self, spec: CubSpec) -> CubCall:
         """Return the object that runs a build, for one executor."""
-        return ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, None))
+        return algorithm_of(spec)(spec, Kit(self._cub.bindings, None))
 
     def _key(self, encoded: bytes) -> bytes:
         """Return the key of a build on disk."""
@@ -94,14 +94,14 @@ class BuildStore:
         data = self._files.get(key)
         if data is None:
             return None
-        kind = getattr(self._cub.bindings, ALGORITHMS[spec.algorithm].result)
+        kind = getattr(self._cub.bindings, algorithm_of(spec).result)
         try:
             return kind.deserialize(data, self._load)
         except RuntimeError:  # whatever is wrong with it, it can be built
             return None
 
     def _make(self, spec: CubSpec, sizes: tuple[int, ...], key: bytes) -> Any:
-        call = ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, self._link))
+        call = algorithm_of(spec)(spec, Kit(self._cub.bindings, self._link))
         kind = getattr(self._cub.bindings, call.result)
         try:
             built = kind.compile(*call.build_arguments(sizes), self._cub.common(self._capability))

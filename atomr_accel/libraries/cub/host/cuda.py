@@ -15,8 +15,14 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
+from ....executors.cuda_kernels import (
+    ArgumentBlocks,
+    KernelArguments,
+    Kernels,
+    preload_compiler,
+)
 from ....executors.device_code import CudaSource
+from ....wire import PLACE
 from ....wire.recent import Recent
 from ..wire._spec import decode
 from ..wire.messages import BuildCub, Count, RunCub
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ....host.templates import HostTemplate
     from ..wire._spec import CubSpec
     from ._calls import CubCall
 
@@ -37,6 +44,9 @@ _STORES_LOCK: Final = threading.Lock()
 SOURCE: Final = CudaSource(__package__, "positions.cu", **MACROS)
 _WAITS: Final = frozenset({"segmented_sort"})
 """Algorithms that wait for the device while they run: they cannot be captured into a graph."""
+
+_APART: Final = 48
+"""Bits of an offset in a buffer; bits beyond tell stand-ins of pointers apart."""
 
 _MOST_SIZES: Final = 1024
 """Calls that an executor knows the scratch memory of without asking."""
@@ -82,6 +92,7 @@ class CudaCub:
             RunCub: self.run,
             Count: self._count,
         }
+        self.preparers: Final = {RunCub: self._prepare_run}
 
     @staticmethod
     def preload() -> None:
@@ -132,26 +143,111 @@ class CudaCub:
         if not message.sizes[0]:
             self._write_of_nothing(call.spec, pointers[-1], message.values)
             return
-        count = message.sizes[0]
-        beside = whole(call.beside(count))
         if stream.captures:
             stream.keep(built)  # the graph launches its kernels
-        run, sizes, values = call.run, message.sizes, message.values
+        needed = self._needs(call, built, message)
+        workspace = pointer(message.workspace) if message.workspace else 0
+        self._queue(call, built, message, pointers, needed, workspace)
+
+    def _needs(self, call: CubCall, built: Any, message: RunCub) -> int:
+        """Return the bytes of scratch memory that CUB needs."""
+        key = message.spec, message.sizes
+        needed = self._needed.get(key)
+        if needed is None:
+            pointers = call.stand_ins()
+            try:
+                needed = call.run(built, (pointers, message.sizes, message.values, QUERY, 0))
+            except RuntimeError as error:
+                raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
+            self._needed.keep(key, needed)
+        return needed
+
+    def _queue(
+        self,
+        call: CubCall,
+        built: Any,
+        message: RunCub,
+        pointers: Sequence[int],
+        needed: int,
+        workspace: int,
+    ) -> None:
+        """Queue an algorithm, whose buffers and scratch memory are at these pointers."""
+        count = message.sizes[0]
+        beside = whole(call.beside(count))
+        scratch = workspace or SOMEWHERE
+        if needed + beside > message.workspace_bytes:
+            scratch = self._scratch_of(needed + beside)
+        given = call.before(self._launch, pointers, scratch, count)
+        place, stream = (scratch + beside, needed), self._stream.pointer
         try:
-            needed = self._needed.get((message.spec, sizes))
-            if needed is None:
-                needed = run(built, (pointers, sizes, values, QUERY, stream.pointer))
-                self._needed.keep((message.spec, sizes), needed)
-            if needed + beside <= message.workspace_bytes:
-                scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
-            else:
-                scratch = self._scratch_of(needed + beside)
-            given = call.before(self._launch, pointers, scratch, count)
-            place = scratch + beside, needed
-            run(built, (given, sizes, values, place, stream.pointer))
+            call.run(built, (given, message.sizes, message.values, place, stream))
         except RuntimeError as error:
-            raise refusal(f"cuda.compute {algorithm}", error) from error
+            raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
         call.after(self._launch, pointers, scratch, count)
+
+    def _prepare_run(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
+        """Return a function that runs an algorithm on buffers at other addresses, or None."""
+        message: Any = template.message
+        addresses = *message.addresses, message.workspace
+        if not message.sizes[0] or any(0 < at < PLACE for at in addresses):
+            return None
+        made: list[Callable[[Sequence[int]], None]] = []
+
+        def run(addresses: Sequence[int]) -> None:
+            if not made:  # here, so that an error is that of the call
+                made.append(self._prepared(message))
+            made[0](addresses)
+
+        return run
+
+    def _prepared(self, message: RunCub) -> Callable[[Sequence[int]], None]:
+        """Return what runs an algorithm, given addresses for its places."""
+        call = self._call(message.spec)
+        if not call.result:
+            return self._prepared_kernel(call, message)
+        built, _, _ = self._store.find(message.spec, message.sizes)
+        needed = self._needs(call, built, message)
+        *places, workspace = [
+            at ^ PLACE if at else -1 for at in (*message.addresses, message.workspace)
+        ]
+        all_pointers, queue = self._context.pointers, self._queue
+
+        def run(addresses: Sequence[int]) -> None:
+            pointers = [*all_pointers(addresses), 0]  # the last one of a missing buffer
+            given = [pointers[at] for at in places]
+            queue(call, built, message, given, needed, pointers[workspace])
+
+        return run
+
+    def _prepared_kernel(self, call: CubCall, message: RunCub) -> Callable[[Sequence[int]], None]:
+        """Return the same of an algorithm that kernels of ours run alone."""
+        launches: list[tuple[Callable[[], None], Any, list[tuple[int, int, int]]]] = []
+        buffers = [at ^ PLACE for at in message.addresses]
+
+        def prepare(kernel: str, count: int, *pointers: int, threads: int = 0) -> None:
+            arguments = KernelArguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
+            function = self._kernels.function(kernel)
+            launch = self._kernels.prepare(function, threads or count, arguments)
+            # Slots of pointers, their buffers, and how far behind their begin they are.
+            places = [
+                (slot, buffers[(at >> _APART) - 1], at % (1 << _APART))
+                for slot, at in enumerate(pointers)
+                if at >> _APART
+            ]
+            launches.append((launch, arguments.pointers, places))
+
+        stand_ins = [number << _APART for number in range(1, len(buffers) + 1)]
+        call.after(prepare, stand_ins, 0, message.sizes[0])
+        all_pointers = self._context.pointers
+
+        def run(addresses: Sequence[int]) -> None:
+            pointers = all_pointers(addresses)
+            for launch, into, places in launches:
+                for slot, at, offset in places:
+                    into[slot] = pointers[at] + offset
+                launch()
+
+        return run
 
     def _write_of_nothing(self, spec: CubSpec, pointer: int, values: Sequence[bytes]) -> None:
         """Write the result of an algorithm without elements."""

@@ -1,10 +1,9 @@
 // How often each number is there, and how many numbers are in each of some intervals. Blocks count
-// in memory of their own: what is counted is little where many elements are the same.
+// in memory of their own: what is counted is little where many elements are the same. A thread has
+// AHEAD elements under way at a time.
 
 #include "conversions.cuh"
 #include "types.cuh"
-
-constexpr int AHEAD = 4;  // elements that a thread has under way at a time
 
 // NUMBER tells what an element counts for; what is not below size is left out. A block has room for
 // SHARED counts of its own.
@@ -41,6 +40,24 @@ __device__ void count_each(u32* mine, u64* counts, u64 items, u64 size, NUMBER n
   }
 }
 
+// What all blocks have counted of few numbers, and how many have; zeros again after each launch.
+// Launches that may run at the same time must be of different modules, whose memory this is.
+static __device__ u64 of_blocks[SHARED];
+static __device__ u32 blocks_done;
+
+// The last block to come here writes the sums.
+__device__ void write_counts(u64* counts, u32 size) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(&blocks_done, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (u32 at = threadIdx.x; at < size; at += blockDim.x)
+    counts[at] = atomicExch(of_blocks + at, (u64)0);
+}
+
 template <class T>
 __global__ void __launch_bounds__(THREADS)
 counted(u64* counts, const T* given, u64 items, u64 size) {
@@ -60,12 +77,14 @@ template <> struct Narrow<h16> { enum { yes = 1 }; };
 template <> struct Narrow<b16> { enum { yes = 1 }; };
 
 // size intervals between two ends, which are in memory or come along. Where an edge is, its own
-// dtype decides, E; each operation rounds its result, as NumPy's do.
+// dtype decides, E; each operation rounds its result, as NumPy's do. More counts than SHARED are added
+// to those that are there.
 template <class T, class E>
 __global__ void __launch_bounds__(THREADS)
 binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64 size, double low,
        double high) {
   __shared__ u32 mine[SHARED];
+  u64* sums = size <= SHARED ? of_blocks : counts;
   if (ends) low = ends[0], high = ends[1];
   const double apart = high - low, each = apart / (double)size, share = (double)size / apart;
   // Of a range so small that there are more intervals per unit than a double holds, distances are
@@ -91,7 +110,7 @@ binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64
     __syncthreads();
     const float from = __double2float_ru(low), to = __double2float_rd(high);
     const float begin = (float)low, slope = (float)share;
-    count_each(mine, counts, items, size, [=](u64 at) {
+    count_each(mine, sums, items, size, [=](u64 at) {
       const float value = (float)wide(given[at]);
       if (!(value >= from && value <= to)) return size;
       const float guess = (value - begin) * slope;
@@ -106,16 +125,17 @@ binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64
       }
       return (u64)(i64)found;
     });
-    return;
+  } else {
+    count_each(mine, sums, items, size, [=](u64 at) {
+      const double value = (double)wide(given[at]);
+      if (!(value >= low && value <= high)) return size;
+      const double apart_from = value - low;
+      u64 found = (u64)(steep ? __dmul_rn(apart_from / apart, (double)size)
+                              : __dmul_rn(apart_from, share));
+      if (found >= size) found = size - 1;
+      if (value < (double)edge(found)) return found - 1;  // of none before the first
+      return found + (u64)(found != size - 1 && value >= (double)edge(found + 1));
+    });
   }
-  count_each(mine, counts, items, size, [=](u64 at) {
-    const double value = (double)wide(given[at]);
-    if (!(value >= low && value <= high)) return size;
-    const double apart_from = value - low;
-    u64 found = (u64)(steep ? __dmul_rn(apart_from / apart, (double)size)
-                            : __dmul_rn(apart_from, share));
-    if (found >= size) found = size - 1;
-    if (value < (double)edge(found)) return found - 1;  // of none before the first
-    return found + (u64)(found != size - 1 && value >= (double)edge(found + 1));
-  });
+  if (size <= SHARED) write_counts(counts, (u32)size);
 }

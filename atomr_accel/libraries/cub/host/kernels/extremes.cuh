@@ -1,6 +1,7 @@
 // The position of the first of the extreme elements of a row, the LARGEST or the smallest ones.
 // NaN are beyond all others. Blocks of THREADS threads read 16 bytes at a time and write what they
-// have found; one more block compares that. V is the type in which elements of T are compared.
+// have found; the block that is the last to do so compares that. V is the type in which elements of
+// T are compared.
 #pragma once
 
 #include "access.cuh"
@@ -38,10 +39,13 @@ template <bool LARGEST, class V> __device__ Found<V> best_of_block(Found<V> mine
   return found[0];
 }
 
-// What each block has found follows the number of blocks.
+// What blocks have found, and how many have; 0 again after each launch. Launches that may run at the
+// same time must be of different modules, whose memory this is.
+template <class V> __device__ Found<V> found_by_blocks[PARTS];
+static __device__ u32 blocks_done;
+
 template <class T, class V, bool LARGEST>
-__global__ void __launch_bounds__(THREADS)
-extremes(Found<V>* parts, const T* given, i64 count) {
+__global__ void __launch_bounds__(THREADS) extreme(i64* position, const T* given, i64 count) {
   constexpr int N = 16 / sizeof(T);
   const i64 until = (i64)(-(u64)given % 16 / sizeof(T)), head = until < count ? until : count;
   const i64 packs = (count - head) / N, step = (i64)gridDim.x * THREADS * PACKS;
@@ -82,22 +86,28 @@ extremes(Found<V>* parts, const T* given, i64 count) {
     best = better<LARGEST>(best, Found<V>{get<V>(given[at]), at});
   }
   best = best_of_block<LARGEST>(best);
-  if (threadIdx.x == 0) {
-    parts[1 + blockIdx.x] = best;
-    if (blockIdx.x == 0) parts[0].at = gridDim.x;
+  if (gridDim.x > 1) {
+    volatile Found<V>* parts = found_by_blocks<V>;
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+      parts[blockIdx.x].value = best.value;
+      parts[blockIdx.x].at = best.at;
+      __threadfence();
+      last = atomicInc(&blocks_done, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    Found<V> some[PARTS / THREADS];
+#pragma unroll
+    for (int k = 0; k < PARTS / THREADS; ++k) {  // all under way at a time
+      const u32 at = threadIdx.x + k * THREADS;
+      some[k].value = parts[at].value;
+      some[k].at = at < gridDim.x ? parts[at].at : -1;
+    }
+#pragma unroll
+    for (int k = 0; k < PARTS / THREADS; ++k) best = better<LARGEST>(k ? best : some[0], some[k]);
+    best = best_of_block<LARGEST>(best);
   }
-}
-
-template <class V, bool LARGEST>
-__global__ void __launch_bounds__(THREADS) extreme(i64* position, const Found<V>* parts, i64) {
-  constexpr int EACH = PARTS / THREADS;
-  Found<V> some[EACH], best = {V(), -1};
-#pragma unroll
-  for (int k = 0; k < EACH; ++k) some[k] = parts[1 + threadIdx.x + k * THREADS];
-  const i64 count = parts[0].at;
-#pragma unroll
-  for (int k = 0; k < EACH; ++k)
-    if (threadIdx.x + k * THREADS < count) best = better<LARGEST>(best, some[k]);
-  best = best_of_block<LARGEST>(best);
   if (threadIdx.x == 0) *position = best.at;
 }

@@ -1,8 +1,9 @@
 // What comes before and after CUB's algorithms: positions in the place of values, numbers in the
 // place of floats, results in another dtype. Each thread takes several elements in turn.
-// Positions of extreme elements need nothing of CUB.
+// Positions of extreme elements and scans of rows need nothing of CUB.
 #include "access.cuh"
 #include "extremes.cuh"
+#include "scan_tiles.cuh"
 #include "types.cuh"
 
 #define EACH                                                               \
