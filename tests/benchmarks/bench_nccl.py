@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
@@ -31,8 +31,11 @@ RANKS: Final = 2
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 ON_CPU: Final = (8, 1 << 16, 1 << 20)
 ON_CUDA: Final = (8, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 28, 1 << 30)
-SECONDS: Final = 0.3
-"""For each row."""
+SECONDS: Final = 0.15
+"""For each figure."""
+
+TOGETHER: Final = 32
+"""Collectives in a batch, and in a recording."""
 
 RIVAL: Final = """
 import json, os, sys, time, torch, torch.distributed as dist
@@ -77,18 +80,36 @@ async def seconds(call: Callable[[], Awaitable[object]], at_once: int) -> float:
     return spent / done if done else spent
 
 
-async def one_row(world: World, kind: str, nbytes: int) -> float:
-    """Seconds of one of our collectives, in which ``nbytes`` is the larger side."""
+async def one_row(world: World, kind: str, nbytes: int) -> tuple[float, float, float]:
+    """Seconds of one of our collectives, in which ``nbytes`` is the larger side.
+
+    Returns:
+        Seconds of one that is awaited, of one in a batch, and of one in a replay.
+    """
     count = max(2, nbytes // 4)
     whole: list[GpuRef] = [await d.full(count, 1.0, np.float32) for d in world.devices]
     rows = [ref.reshape((RANKS, count // RANKS)) for ref in whole]
     parts = [await d.full(count // RANKS, 1.0, np.float32) for d in world.devices]
-    calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "all_reduce": lambda: world.all_reduce(whole, out=whole),
-        "all_gather": lambda: world.all_gather(parts, out=rows),
-        "reduce_scatter": lambda: world.reduce_scatter(rows, out=parts),
+    calls: dict[str, Callable[[Any], Any]] = {
+        "all_reduce": lambda on: on.all_reduce(whole, out=whole),
+        "all_gather": lambda on: on.all_gather(parts, out=rows),
+        "reduce_scatter": lambda on: on.reduce_scatter(rows, out=parts),
     }
-    return await seconds(calls[kind], 1 if nbytes <= 8 else 8)
+    call = calls[kind]
+
+    async def batch() -> None:
+        async with world.batch() as batch:
+            for _ in range(TOGETHER):
+                call(batch)
+
+    async with world.record() as recording:
+        for _ in range(TOGETHER):
+            call(recording)
+    return (
+        await seconds(lambda: call(world), 1 if nbytes <= 8 else 8),
+        await seconds(batch, 1) / TOGETHER,
+        await seconds(recording.replay, 1) / TOGETHER,
+    )
 
 
 async def deaths(world: World) -> tuple[float, float]:
@@ -126,17 +147,24 @@ async def main(only: list[str]) -> None:
         sizes = ON_CUDA if devices[0].backend == "cuda" else ON_CPU
         print(f"{devices[0].info.name}, backend {devices[0].backend}", flush=True)
         others = told_by_torch(RIVAL, RANKS, sizes, seconds=60) if sizes is ON_CUDA else None
-        print(f"{'':15} {'bytes':>11} {'us':>9} {'GB/s bus':>9} {'torch us':>9} {'ratio':>6}")
+        print(
+            f"{'':15} {'bytes':>11} {'us':>9} {'GB/s bus':>9} {'torch us':>9} {'ratio':>6} "
+            f"{'batch us':>9} {'ratio':>6} {'replay us':>9} {'ratio':>6}"
+        )
         for kind in KINDS:
             for nbytes in sizes:
                 if not wanted(f"{kind} {nbytes}", only):
                     continue
-                ours = await one_row(world, kind, nbytes)
+                ours, batched, replayed = await one_row(world, kind, nbytes)
                 factor = (2 if kind == "all_reduce" else 1) * (RANKS - 1) / RANKS
                 theirs = (others or {}).get(f"{kind} {nbytes}")
-                beside = f"{theirs * 1e6:9.1f} {theirs / ours:6.2f}" if theirs else ""
                 rate = nbytes * factor / ours / 1e9
-                print(f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} {beside}", flush=True)
+                line = f"{kind:15} {nbytes:11} {ours * 1e6:9.1f} {rate:9.2f} "
+                line += f"{theirs * 1e6:9.1f} {theirs / ours:6.2f}" if theirs else " " * 16
+                for each in (batched, replayed):
+                    line += f" {each * 1e6:9.1f} "
+                    line += f"{theirs / each:6.2f}" if theirs else " " * 6
+                print(line, flush=True)
         if wanted("a rank is killed", only):
             told, back = await deaths(world)
             print(

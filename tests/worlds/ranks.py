@@ -1,10 +1,10 @@
-"""Worlds for tests. On CUDA all ranks are on one GPU."""
+"""Worlds for tests. On CUDA all ranks are on one GPU, unless each has its own."""
 
 from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from atomr_accel.worlds import World, open_world
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from atomr_accel import Device, GpuRef
+
+
+OWN_GPUS: Final = int(os.environ.get("ATOMR_TEST_GPUS", "1")) if ON_CUDA else 0
+"""The number of GPUs, each of which a rank of smaller worlds has to itself."""
 
 
 def _be_a_machine(number: int) -> None:
@@ -44,8 +48,9 @@ async def devices_of(
             mine: dict[str, Any] = dict(options) if rank in mortal else {"isolation": "thread"}
             if ON_CUDA:
                 mine["isolation"] = "process"
-            device = await stack.enter_async_context(opened(0, **mine))
-            if ON_CUDA:
+            own = size <= OWN_GPUS
+            device = await stack.enter_async_context(opened(rank if own else 0, **mine))
+            if ON_CUDA and not own:
                 await device.run(_be_a_machine, rank)
             devices.append(device)
         yield devices
