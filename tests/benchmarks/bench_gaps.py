@@ -223,6 +223,8 @@ def _collectives() -> Iterator[Gap]:
         pattern = rf"^all_reduce +{size} +([\d.]+) +[\d.]+ +([\d.]+) "
         what, given = f"all_reduce of {name}", f"--only 'all_reduce {size}'"
         yield Gap(what, "torch's NCCL", goal, "ratio", pattern, given, _under)
+        pattern = rf"^all_reduce +{size} +(?:[\d.]+ +){{7}}([\d.]+)$"
+        yield Gap(f"{what}, replayed", "torch's NCCL", goal, "ratio", pattern, given)
     what, pattern = "a world is back after a kill", r"the world is back after ([\d.]+) s"
     yield Gap(what, "", 0.3, "s", pattern, "--only 'a rank is killed'")
 
