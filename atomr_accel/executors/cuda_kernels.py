@@ -126,7 +126,9 @@ class Kernels:
         """
         function = self._functions.get(name)
         if function is None:
-            image, lowered, *_ = _compiled(self._source.text, name, (), self._capability)
+            image, lowered, *_ = _compiled(
+                self._source.text, name, self._source.options, self._capability
+            )
             module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
             with undone_on_error() as made:
                 made.callback(driver.cuModuleUnload, module)

@@ -27,13 +27,14 @@ class CudaSource:
     An ``#include "name"`` is looked for next to the file, then among the shared ones, and inserted
     here, once. So the compiler gets one complete text, and a kernel kept on disk is used again only
     while none of its files changes. ``package`` has the folder ``kernels`` next to its modules;
-    constants become macros.
+    constants become macros. ``options`` are NVRTC's.
     """
 
-    def __init__(self, package: str, name: str, **macros: int) -> None:
+    def __init__(self, package: str, name: str, *options: str, **macros: int) -> None:
         self._package = package
         self._name = name
         self._macros = macros
+        self.options: Final = options
 
     @cached_property
     def text(self) -> str:

@@ -8,17 +8,24 @@ from typing import Any, Final
 import pytest
 
 from atomr_accel.libraries.flash_attention.host._cpu import CpuCall
-from atomr_accel.libraries.flash_attention.host._launches import AttentionLaunch, launches
+from atomr_accel.libraries.flash_attention.host._launches import (
+    LEAST_SHARED,
+    AttentionLaunch,
+    launches,
+)
 from atomr_accel.libraries.flash_attention.host._problem import POINTERS
 
 from ..host_kernels import compile_bodies
 
-WARPS: Final = Path(__file__).with_name("warps_on_host.h")
+_STANDING_IN: Final = {
+    f"{name}.cuh": Path(__file__).with_name(f"{name}_on_host.h").read_text()
+    for name in ("warps", "warpgroups")
+}
 
 
 def source_of(launch: AttentionLaunch) -> str:
     """A kernel's source without what only devices have."""
-    on_host = {"conversions.cuh": "", "instructions.cuh": "", "warps.cuh": WARPS.read_text()}
+    on_host = {"conversions.cuh": "", "instructions.cuh": "", **_STANDING_IN}
     return launch.source.preprocess(on_host)
 
 
@@ -46,15 +53,18 @@ class HostKernels:
         self._compiled[name](bytes(arguments), (launch.blocks, 1), launch.threads)
 
 
-def replace_numpy(monkeypatch: pytest.MonkeyPatch, kernels: HostKernels) -> None:
-    """Have the CPU's executor run kernels."""
+def replace_numpy(
+    monkeypatch: pytest.MonkeyPatch, kernels: HostKernels, processors: int = 0
+) -> None:
+    """Have the CPU's executor run kernels: those for warpgroups if there are processors."""
 
     def run(call: Any) -> None:
         pointers = {
             name: call._context.bytes_at(place, 1).ctypes.data if place else 0
             for name, place in call._places.items()
         }
-        for launch in launches(call._form, [name for name, place in pointers.items() if place]):
+        given = [name for name, place in pointers.items() if place]
+        for launch in launches(call._form, given, LEAST_SHARED, processors):
             kernels.run(launch, pointers)
 
     monkeypatch.setattr(CpuCall, "run", run)

@@ -79,8 +79,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     return made
 
 
-def executor() -> Any:
-    info = SimpleNamespace(shared_memory_per_block=227 << 10)
+def executor(capability: tuple[int, int] = (9, 1)) -> Any:
+    info = SimpleNamespace(
+        shared_memory_per_block=227 << 10, compute_capability=capability, multiprocessors=132
+    )
     context: Any = SimpleNamespace(info=info, pointer=lambda address: address + BASE)
     stream: Any = None
     return _cuda.CudaFlashAttention(context, stream)
@@ -112,6 +114,27 @@ def test_calls_that_are_alike_are_prepared_once(launched: Launched) -> None:
     assert launched.compiled[1:] == ["forward<h16, 64, 64, 4, 2, 64, 2>"]
     flash.close()
     assert launched.closed
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({}, "forward_groups"),
+        ({"size": 128, "value_size": 40, "softcap": 2.0}, "forward_groups"),
+        ({"size": 32, "value_size": 32}, "forward"),
+        ({"value_size": 136}, "forward"),
+        ({"bias": (1, 1, 1, 300)}, "forward"),
+        ({"scale": -0.1}, "forward"),
+        ({"dropout": 0.1}, "forward"),
+        ({"dropout": 0.1, "size": 128}, "forward_groups"),
+    ],
+    ids=str,
+)
+def test_warpgroups_where_there_are_any(
+    launched: Launched, more: dict[str, Any], name: str
+) -> None:
+    executor((9, 0)).handlers[Flash](message(form("forward", **more), "q", "k", "v", "o"))
+    assert [each for each, _ in launched.runs] == [name]
 
 
 def test_parts_are_in_scratch_memory(launched: Launched) -> None:

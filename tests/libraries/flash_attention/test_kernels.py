@@ -69,6 +69,9 @@ def every_form() -> Iterator[tuple[AttentionForm, list[str]]]:
             for size in FORWARD_TILES:
                 yield form(kind, dtype, size), []
                 yield form(kind, dtype, size, value_size=64, **options[-1]), ["dbias"]
+    everything = {"softcap": 2.0, "paper": True, "dropout": 0.1, "page": 16}
+    for size, value_size in ((128, 128), (64, 128), (128, 64)):
+        yield form("forward", "float16", size, value_size=value_size, **everything), []
     for dtype, cache in (
         *itertools.product(("float16", "bfloat16"), ("", "float8_e4m3fn", "float8_e5m2")),
         ("float8_e4m3fn", "float8_e4m3fn"),
@@ -82,11 +85,11 @@ def every_form() -> Iterator[tuple[AttentionForm, list[str]]]:
                 yield form("decode", dtype, size, **more), []
 
 
-def every_launch(most: int) -> dict[str, Any]:
+def every_launch(most: int, processors: int = 0) -> dict[str, Any]:
     return {
         launch.name: launch
         for each, given in every_form()
-        for launch in launches(each, {*given, "scratch"}, most)
+        for launch in launches(each, {*given, "scratch"}, most, processors)
     }
 
 
@@ -95,8 +98,8 @@ def test_tiles_fit_into_the_shared_memory_of_every_device() -> None:
     assert [width_of(size) for size in (8, 32, 40, 72, 128, 136, 248)] == [
         *(32, 32, 64, 96, 128, 192, 256)
     ]
-    for most in (LEAST_SHARED, HOPPER):
-        for launch in every_launch(most).values():
+    for most, processors in ((LEAST_SHARED, 0), (HOPPER, 0), (HOPPER, 132)):
+        for launch in every_launch(most, processors).values():
             assert launch.shared <= most, launch.name
             assert launch.threads % 32 == 0
 
@@ -109,9 +112,26 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     assert len(every) > 100
     names = [*every][:: sized(8, 1) if capability == (9, 0) else sized(32, 4)]
     for name in names:
-        image, lowered, log = compile_cubin(every[name].source.text, name, (), capability)
+        source = every[name].source
+        image, lowered, log = compile_cubin(source.text, name, source.options, capability)
         assert lowered.encode() in image
         assert "warning" not in log, (name, log)
+
+
+@pytest.mark.headers
+@pytest.mark.slow
+def test_nvrtc_compiles_every_kernel_for_warpgroups() -> None:
+    """Registers suffice, and products wait for none but those that are asked for."""
+    every = every_launch(HOPPER, 132)
+    names = [name for name in every if name.startswith("forward_groups")]
+    assert len(names) > 10
+    for name in names[:: sized(4, 1)]:
+        source = every[name].source
+        options = (*source.options, "--ptxas-options=-v")
+        image, lowered, log = compile_cubin(source.text, name, options, (9, 0))
+        assert lowered.encode() in image
+        assert "warning" not in log, (name, log)
+        assert "wgmma" not in log, (name, log)  # ptxas tells where it had to wait by itself
 
 
 def test_arguments_have_the_order_of_the_kernels() -> None:
@@ -155,6 +175,50 @@ async def test_kernels_conform_on_the_host(operation: Any, kernels: HostKernels)
         for case in operation.cases[::step]:
             await check(device, operation, "float16", case, "flash_attention on the host")
     assert kernels.ran
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "options"),
+    [
+        pytest.param(dtype, size, options, marks=on_host, id=f"{name}-{size}")
+        for name, dtype, size, options in (
+            ("causal", HALF, 64, {"causal": True}),
+            ("window", BFLOAT16, 56, {"window_size": (70, 20), "softcap": 3.0}),
+            ("slopes", HALF, 120, {"alibi_slopes": True, "causal": True}),
+            ("dropout", BFLOAT16, 128, {"dropout_p": 0.3, "seed": 5, "offset": 8}),
+        )
+    ],
+)
+async def test_warpgroups_on_the_host(
+    dtype: Any,
+    size: int,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks take several works each, some without queries or keys."""
+    rng = np.random.default_rng(size)
+    kernels = HostKernels(tmp_path)
+    async with opened(isolation="thread", standby=None) as device:
+        q = await device.put(normal(rng, 3, 260, 2, size, dtype=dtype))
+        k, v = [await device.put(normal(rng, 3, 280, 1, size, dtype=dtype)) for _ in "kv"]
+        lengths = {
+            name: await device.put(integers(each))
+            for name, each in (("seqlens_q", [260, 0, 31]), ("seqlens_k", [280, 77, 0]))
+        }
+        found = []
+        for processors in (3, 0):
+            if processors:
+                replace_numpy(monkeypatch, kernels, processors)
+            else:
+                monkeypatch.undo()
+            flash: Any = device.flash_attention
+            given = {**options, **lengths, "backend": "kernel"}
+            out, lse, _ = await flash.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+            found.append([(await device.get(ref)).astype(float) for ref in (out, lse)])
+    assert [name.partition("<")[0] for name in kernels.ran] == ["forward_groups"]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.04, rtol=0.02)
 
 
 @pytest.mark.parametrize("size", [pytest.param(size, marks=on_host) for size in (72, 136)])

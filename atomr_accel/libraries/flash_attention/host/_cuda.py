@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
 from ...dnn.host.cuda_sequences import CudaSequences
 from ..wire._messages import PLACES, Flash
-from ._launches import launches
+from ._launches import HOPPER, launches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +61,10 @@ class CudaFlashAttention:
         if ready is None:
             if len(self._ready) >= _MOST_CALLS:
                 self._ready.clear()
-            most = self._context.info.shared_memory_per_block
-            ready = self._ready[key] = [self._prepare(each) for each in launches(*key, most)]
+            info = self._context.info
+            processors = info.multiprocessors if info.compute_capability == HOPPER else 0
+            made = launches(*key, info.shared_memory_per_block, processors)
+            ready = self._ready[key] = [self._prepare(each) for each in made]
         for launch, arguments, run in ready:
             arguments.put_pointers(launch.pointers(pointers))
             run()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..wire._messages import AttentionForm
 
 FORWARD: Final = CudaSource(__package__, "forward.cu")
+FORWARD_GROUPS: Final = CudaSource(__package__, "hopper.cu", "--gpu-architecture=sm_90a")
 DECODE: Final = CudaSource(__package__, "decode.cu")
 BACKWARD: Final = CudaSource(__package__, "backward.cu")
 
@@ -27,6 +28,12 @@ _GAP: Final = 8
 """Gap between rows of tiles in shared memory, in elements."""
 
 _WARP: Final = 32
+_GROUP: Final = 128
+"""Threads of a warpgroup."""
+
+_PANEL: Final = 64
+"""Columns of a panel, as which tiles of warpgroups are in shared memory."""
+
 LEAST_SHARED: Final = 99 << 10
 """Bytes of shared memory that every device from 8.0 on gives a block."""
 
@@ -105,6 +112,36 @@ BY_KEYS: Final = {
 BY_QUERIES: Final = BY_KEYS
 """Tiles of the two kernels of the backward pass, by size. Their warps have a single block."""
 
+HOPPER: Final = (9, 0)
+"""Compute capability of devices with warpgroups, for which ``hopper.cu`` is."""
+
+
+class GroupTiles(NamedTuple):
+    """The division of work of the kernel for warpgroups.
+
+    Attributes:
+        groups: number of warpgroups of a block that compute, each on 64 queries.
+        tile: number of keys that a block goes over at a time.
+        stages: number of tiles of keys in shared memory.
+    """
+
+    groups: int
+    tile: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Number of queries of a block."""
+        return self.groups * 64
+
+
+_GROUP_TILES: Final = GroupTiles(2, 128, 2)
+_PLAIN_TILES: Final = GroupTiles(3, 128, 2)
+"""Tiles for sizes up to 64 where all queries see all keys, as no tile is computed in vain then."""
+
+_GROUP_SIZES: Final = range(33, 129)
+"""Sizes that the kernel for warpgroups is for. It pads them to 64 or 128."""
+
 _BIAS_TILE: Final = 16
 _TOGETHER: Final = 128
 """Largest size at which one kernel computes the gradients with respect to both keys and values.
@@ -173,7 +210,10 @@ def _flags(form: AttentionForm, given: Collection[str]) -> int:
 
 
 def launches(
-    form: AttentionForm, given: Collection[str], most: int = LEAST_SHARED
+    form: AttentionForm,
+    given: Collection[str],
+    most: int = LEAST_SHARED,
+    processors: int = 0,
 ) -> Iterator[AttentionLaunch]:
     """Yield the launches of a call, in order.
 
@@ -181,8 +221,41 @@ def launches(
         form: the call.
         given: the names in ``PLACES`` that the call has.
         most: largest shared memory of a block, in bytes.
+        processors: number of multiprocessors of a device with warpgroups, 0 for any other.
     """
+    if processors and _for_groups(form):
+        return _forward_groups(form, given, processors)
     return _KINDS[form.kind](form, given, most)
+
+
+def _for_groups(form: AttentionForm) -> bool:
+    """Return whether the kernel for warpgroups computes a call, and faster than the other one."""
+    size = max(form.size, form.value_size)
+    return (
+        form.kind == "forward"
+        and size in _GROUP_SIZES
+        and not form.bias
+        and not (size <= _PANEL and (form.page or form.dropout))
+        # It compares products before they are scaled, so the largest has to stay the largest.
+        and form.scale > 0
+    )
+
+
+def _forward_groups(
+    form: AttentionForm, given: Collection[str], processors: int
+) -> Iterator[AttentionLaunch]:
+    problem, flags = problem_of(form), _flags(form, given)
+    d, dv = (_ceil(size, _PANEL) * _PANEL for size in (form.size, form.value_size))
+    plain = max(d, dv) == _PANEL and not flags and form.before < 0 and form.after < 0
+    tiles = _PLAIN_TILES if plain else _GROUP_TILES
+    groups, tile, stages = tiles
+    problem.tiles = _ceil(form.queries, tiles.rows)
+    barriers = 8 * (2 + 4 * stages)
+    shared = 1024 + 2 * (tiles.rows * d + stages * tile * (d + dv)) + barriers
+    name = f"forward_groups<{TYPES[form.dtype]}, {d}, {dv}, {groups}, {tile}, {stages}, {flags}>"
+    blocks = min(processors, problem.tiles * form.heads * form.batch)
+    threads = (groups + 1) * _GROUP
+    yield AttentionLaunch(FORWARD_GROUPS, name, blocks, threads, shared, problem)
 
 
 def _forward(form: AttentionForm, given: Collection[str], most: int) -> Iterator[AttentionLaunch]:
