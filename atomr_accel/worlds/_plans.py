@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, final, get_args
 
+import msgspec
+
 from .._dtypes import NAMES
 from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
@@ -73,6 +75,10 @@ class CollectivePlan:
         cores: the devices, in the order of their ranks.
         at: the number of the first round.
         outputs: those that were made for a former try, which are used again.
+
+    Attributes:
+        at: the number of the round after the last.
+        rounds: how many it has.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class CollectivePlan:
         self.cores: Final = cores
         self.size: Final = len(cores)
         self.at = at
+        self.rounds = 0
         self.names: list[str] = []
         self._outputs = outputs
         self._given = 0
@@ -93,6 +100,13 @@ class CollectivePlan:
     def name(self) -> str:
         """Name of the plan."""
         return self.names[0] if len(self.names) == 1 else "group"
+
+    def begin_at(self, at: int) -> None:
+        """Move the plan to another first round."""
+        by = at - self.at + self.rounds
+        self.at += by
+        for steps in self._steps.values():
+            steps[:] = [msgspec.structs.replace(step, at=step.at + by) for step in steps]
 
     @property
     def parts(self) -> list[RankPart]:
@@ -255,7 +269,9 @@ class CollectivePlan:
                 reads.append(source.block)
             if target is not None:
                 writes.append(target.block)
-        self.at += numbers_of(kind, longest, self.size, dtype.itemsize)
+        rounds = numbers_of(kind, longest, self.size, dtype.itemsize)
+        self.at += rounds
+        self.rounds += rounds
 
     def _require_apart(self, rank: int, source: GpuRef | None, target: GpuRef | None) -> None:
         """Nothing goes together that has an order: in a group there is none."""

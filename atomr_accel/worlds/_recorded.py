@@ -214,9 +214,13 @@ class WorldRecording(CollectedCollectives):
         running = [each.running for each in replays if each.running is not None]
         try:
             await call.wait()
-        except BaseException as error:
+        except Exception as error:
             for each in running:
                 each.failed(error)
+            raise
+        except BaseException:
+            for each in running:  # nobody waits any more, but it is carried out
+                each.succeeded()
             raise
         for each in running:
             each.succeeded()

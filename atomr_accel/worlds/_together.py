@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 import trio
 
 from .._errors import WorldBroken
+from ..memory import Hold
 from ..ops import Awaited, Collected, D
 from . import _plans as plans
 from ._collectives import Collectives
@@ -212,6 +213,8 @@ class _Deferred:
         self._made = made
         self._missing = len(batch.devices)
         self._sent = trio.Event()
+        # Until it is ordered, memory that is freed meanwhile must not be used for anything else.
+        self._holds = [Hold(each) for part in made.parts for each in (*part.reads, *part.writes)]
 
     async def come(self) -> None:
         """Submit it once all ranks have come here: all that was collected before is submitted."""
@@ -221,7 +224,9 @@ class _Deferred:
             return
         for part in self._made.parts:
             await self._batch.devices[part.rank].provide((*part.reads, *part.writes))
+        self._made.begin_at(self._batch._term.at)
         self._batch._calls.append(self._batch._submit(self._made))
+        self._holds.clear()
         self._sent.set()
 
 

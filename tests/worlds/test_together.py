@@ -215,12 +215,19 @@ async def test_programs_in_recordings(programs: list[tuple[list[Step], list[int]
 async def test_what_a_batch_puts_off_comes_before_its_collectives() -> None:
     large = np.arange(300_000, dtype=np.float64)
     async with world_of(2) as world:
+        small = await put(world, [np.ones(3), np.full(3, 2.0)])
         async with world.batch() as batch:
             x = [each.put(large + rank) for rank, each in enumerate(batch.devices)]
             total = batch.all_reduce(x)
+            again = batch.all_gather(batch.all_reduce(total, "max"))
             y = [each.copy(ref) for each, ref in zip(batch.devices, total, strict=True)]
             later = batch.devices[1].get(y[1])
+            other = await world.all_reduce(small)  # comes before what is put off
+            del x, total, y
+            last = batch.devices[0].get(again[0])
         np.testing.assert_array_equal(later.value, 2 * large + 1)
+        np.testing.assert_array_equal(last.value, [2 * large + 1] * 2)
+        await same(world, [other, await world.all_reduce(small)], [[np.full(3, 3.0)] * 2] * 2)
 
 
 async def test_a_batch_grows_memory_for_what_its_collectives_make() -> None:
@@ -323,6 +330,24 @@ async def test_replays_and_ops_keep_their_order() -> None:
                 await trio.testing.wait_all_tasks_blocked(0.0)
                 nursery.start_soon(world.all_reduce, x, "sum")
         assert (await get(world, x))[1].tolist() == [8.0] * 3
+
+
+async def test_a_cancelled_replay_is_carried_out() -> None:
+    async with world_of(2) as world:
+        x = await put(world, [np.ones(3)] * 2)
+        async with world.record(x) as recording:
+            total = recording.all_reduce(x)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await recording.replay()
+        assert world.statistics().completed == 0  # it had no effect
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recording.replay)
+            await trio.testing.wait_all_tasks_blocked(0.0)
+            nursery.cancel_scope.cancel()
+        await world.barrier()
+        await same(world, [total], [[np.full(3, 2.0)] * 2])
+        assert [each.statistics().in_flight for each in recording.devices] == [0, 0]
 
 
 @pytest.mark.slow
