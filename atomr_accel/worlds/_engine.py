@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 _GRACE_SECONDS: Final = 1.0
 """Seconds for a host to report its progress. A host that works answers sooner."""
 
-_SHRINK_SECONDS: Final = 5.0
-"""Seconds for a communicator to shrink. After that, the ranks form a new one."""
-
 _JOINING_SECONDS: Final = 15.0
 """Seconds for ranks to join at least. A new host loads the library first, which takes seconds."""
 
@@ -173,9 +170,6 @@ class Engine(Generic[_M]):
         self._addressees: tuple[int, ...] | None = self.members
         self._resizing: Final = trio.Lock()
         self._draining = False
-        self._parent: Term | None = None  # revoked, to be shrunk
-        self._revoked_terms: set[Term] = set()  # terms that members have not left yet
-        self._shrinks = True  # until shrinking has failed once
 
     @property
     def present(self) -> tuple[_M, ...]:
@@ -379,9 +373,8 @@ class Engine(Generic[_M]):
         if self.membership.phase == "over":
             self._end_watchers()
         self._followers.clear()
-        terms = [*self._revoked_terms, *([] if self.term is None else [self.term])]
-        self.term = self._parent = None
-        for term in terms:
+        term, self.term = self.term, None
+        if term is not None:
             await self._leave(term)
 
     def close(self) -> None:
@@ -447,19 +440,11 @@ class Engine(Generic[_M]):
     def _do(self, effect: Effect, nursery: trio.Nursery) -> None:
         match effect:
             case FormCommunicator():
-                nursery.start_soon(self._form, effect, nursery)
+                nursery.start_soon(self._form, effect)
             case LeaveCommunicator():
                 self._forming.cancel()
                 term, self.term = self.term, None
-                if term is None:
-                    return
-                members = [self._members[number] for number in effect.members]
-                if effect.rest and self._shrinks and all(each.shrinks for each in members):
-                    self._parent = term
-                    self._revoked_terms.add(term)
-                    for member in members:
-                        member.revoke(term.number, self._revoked)
-                else:
+                if term is not None:
                     nursery.start_soon(self._leave, term)
             case Ended():
                 self._starting.cancel()
@@ -468,18 +453,11 @@ class Engine(Generic[_M]):
             case Settled() | WorldOpened():
                 raise AssertionError("these are told at once")
 
-    async def _form(self, form: FormCommunicator, nursery: trio.Nursery) -> None:
+    async def _form(self, form: FormCommunicator) -> None:
         """Let members meet, and send each of them the op to join."""
         members = [self._members[number] for number in form.members]
         if form.epoch != self.membership.epoch:
             return
-        parent, self._parent = self._parent, None
-        if parent is not None:
-            rest = tuple(member for member in parent.members if member in form.members)
-            if self._shrinks and rest == form.members:
-                await self._shrink(form, parent)
-                return
-            nursery.start_soon(self._leave, parent)
         term = self.term = Term(form.epoch, form.members, trio.current_time())
         with trio.CancelScope() as self._forming:
             try:
@@ -499,48 +477,6 @@ class Engine(Generic[_M]):
             for rank, member in enumerate(members):
                 answered = partial(self._joined, term, form.members[rank])
                 member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
-
-    async def _shrink(self, form: FormCommunicator, parent: Term) -> None:
-        """Have the remaining ranks of a communicator join. After a failure, a new one is formed."""
-        term = self.term = Term(form.epoch, form.members, trio.current_time())
-        term.sent.update(form.members)
-        excluded = tuple(
-            rank for rank, member in enumerate(parent.members) if member not in form.members
-        )
-        for rank, member in enumerate(form.members):
-            self._members[member].shrink(
-                term.number,
-                parent.number,
-                excluded,
-                rank,
-                len(form.members),
-                partial(self._shrunk, term, member),
-            )
-
-        def joining() -> bool:
-            return self.term is term and self.membership.phase == "joining"
-
-        with trio.move_on_after(_SHRINK_SECONDS):
-            while joining() and self._shrinks:
-                await self._changed.wait()
-        if joining():
-            self._shrinks = False
-            late = TimeoutError(f"what is left had not joined after {_SHRINK_SECONDS} s")
-            self._happen(self.membership.failed(term.epoch, None, late))
-        await self._leave(parent)
-
-    def _shrunk(self, term: Term, member: int, error: Exception | None) -> None:
-        if error is None or isinstance(error, (ContextPoisoned, DeviceLost)):
-            self._joined(term, member, error)
-        elif term is self.term:
-            # The library cannot shrink at all, or not now. The world continues without it.
-            self._shrinks = False
-            self._happen(self.membership.failed(term.epoch, member, error))
-
-    def _revoked(self, error: Exception | None) -> None:
-        if error is not None and not isinstance(error, (ContextPoisoned, DeviceLost)):
-            self._shrinks = False
-            self._change()
 
     def _joined(self, term: Term, member: int, error: Exception | None) -> None:
         if error is None:
@@ -569,7 +505,6 @@ class Engine(Generic[_M]):
 
     async def _leave(self, term: Term) -> None:
         """Have members leave a communicator, and release all its resources even if cancelled."""
-        self._revoked_terms.discard(term)
         term.meeting.abort()
         left = trio.Event()
         waiting = set(term.sent)

@@ -95,24 +95,6 @@ class WorldMember(Protocol):
     ) -> None:
         """Join the communicator with this number."""
 
-    @property
-    def shrinks(self) -> bool:
-        """True if the remaining ranks of a communicator can form a new one; see ``shrink``."""
-
-    def revoke(self, number: int, answered: OnAnswer) -> None:
-        """Stop the ops in flight of a communicator, and keep it so that it can shrink."""
-
-    def shrink(
-        self,
-        number: int,
-        parent: int,
-        excluded: tuple[int, ...],
-        rank: int,
-        size: int,
-        answered: OnAnswer,
-    ) -> None:
-        """Join the communicator with this number, with the remaining ranks of a revoked one."""
-
     def collect(self, number: int, name: str, part: RankPart, answered: OnAnswer) -> None:
         """Take part in collectives."""
 

@@ -17,8 +17,6 @@ from ..libraries.nccl.wire.messages import (
     AskBegun,
     Collect,
     Join,
-    Revoke,
-    Shrink,
 )
 from ..memory import block_at
 from ..ops import LaneSpec
@@ -123,30 +121,6 @@ class DeviceMember:
         meeting, area = place
         self._submit("nccl.join", Join(number, rank, size, meeting, area), answered)
 
-    @property
-    def shrinks(self) -> bool:
-        """See ``WorldMember.shrinks``."""
-        return not self.core.capabilities.host_memory  # there, ranks meet anew as soon
-
-    def revoke(self, number: int, answered: OnAnswer) -> None:
-        """See ``WorldMember.revoke``."""
-        port = self.core.ports.get(ABORTS.name)
-        if port is not None:  # or who follows the device tells that
-            op = self.core.submit(port, "nccl.revoke", Revoke(number))
-            op.when_answered(partial(_tell, op, answered))
-
-    def shrink(
-        self,
-        number: int,
-        parent: int,
-        excluded: tuple[int, ...],
-        rank: int,
-        size: int,
-        answered: OnAnswer,
-    ) -> None:
-        """See ``WorldMember.shrink``."""
-        self._submit("nccl.shrink", Shrink(number, parent, excluded, rank, size), answered)
-
     def collect(self, number: int, name: str, part: RankPart, answered: OnAnswer) -> None:
         """See ``WorldMember.collect``."""
         if part.replay is not None:
@@ -233,7 +207,3 @@ class DeviceMember:
 
 def _call(answered: Callable[[], object]) -> None:
     answered()
-
-
-def _tell(op: Op, answered: OnAnswer) -> None:
-    answered(op.error)

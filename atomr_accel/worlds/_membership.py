@@ -56,14 +56,9 @@ class LeaveCommunicator:
 
     Attributes:
         epoch: which one.
-        members: those that are left.
-        rest: whether these, and no others, go on, and all had joined. Then there may be a
-            shorter way to their next communicator than a new one.
     """
 
     epoch: int
-    members: tuple[int, ...]
-    rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +147,7 @@ class Membership:
             return []
         effects: list[Effect] = []
         if self.phase != "gathering":
-            effects.append(LeaveCommunicator(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch))
             self.phase = "gathering"
         self.epoch += 1
         self.members = tuple(members)
@@ -168,7 +163,7 @@ class Membership:
         if self.phase == "over":
             return []
         self._ready.clear()
-        return self._break(None, cause, self.members, self.members)
+        return self._break(None, cause, self.members)
 
     def close(self, cause: Exception) -> list[Effect]:
         """End the world. Later answers are ignored."""
@@ -176,7 +171,7 @@ class Membership:
             return []
         effects = self._settle(Broken(self.epoch, None, cause, len(self.members)))
         if self.phase != "gathering":
-            effects.append(LeaveCommunicator(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch))
         self.phase = "over"
         return effects
 
@@ -223,8 +218,8 @@ class Membership:
         if good:
             self._failures = 0  # that communicator may have failed because of the device
         if self.shrinks and left:
-            return self._break(rank, cause, left, left)
-        return self._break(rank, cause, left, self.members) if good else []
+            return self._break(rank, cause, left)
+        return self._break(rank, cause, self.members) if good else []
 
     def gone(self, member: int, cause: Exception) -> list[Effect]:
         """A member's device will not come back."""
@@ -249,7 +244,7 @@ class Membership:
             self._failures += 1
         if for_good or self._failures >= MOST_FAILURES:
             return self._end(rank, cause)
-        return self._break(rank, cause, self.members, self.members)
+        return self._break(rank, cause, self.members)
 
     # --- what follows ----------------------------------------------------------------------
 
@@ -264,7 +259,6 @@ class Membership:
         self,
         rank: int | None,
         cause: Exception,
-        survivors: tuple[int, ...],
         members: tuple[int, ...],
     ) -> list[Effect]:
         """The epoch is over, if it had begun; another one begins with ``members``."""
@@ -272,8 +266,7 @@ class Membership:
         if self.phase != "gathering":
             self.broken = Broken(self.epoch, rank, cause, len(self.members))
             self.breaks += 1
-            rest = self.phase == "whole" and survivors == members != self.members
-            effects = [*self._settle(self.broken), LeaveCommunicator(self.epoch, survivors, rest)]
+            effects = [*self._settle(self.broken), LeaveCommunicator(self.epoch)]
             self.epoch += 1
             self.phase = "gathering"
         elif members != self.members:
@@ -287,7 +280,7 @@ class Membership:
         self.breaks += 1
         effects = self._settle(self.broken)
         if self.phase != "gathering":
-            effects.append(LeaveCommunicator(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch))
         self.phase = "over"
         return [*effects, Ended(self.broken)]
 

@@ -52,14 +52,14 @@ class Comm:
     def __init__(self, clique: Clique, rank: int, split_off: Comm | None = None) -> None:
         self.clique, self.rank = clique, rank
         self.begun = 0
-        self.aborted = self.revoked = False
+        self.aborted = False
         self.split_off = split_off
         self.child: tuple[int, Any] | None = None  # what is being made of it
 
     @property
     def flagged(self) -> bool:
         """True if all waits are to end: both share the flag."""
-        return any(comm.aborted or comm.revoked for comm in (self, self.split_off) if comm)
+        return any(comm.aborted for comm in (self, self.split_off) if comm)
 
 
 class Clique:
@@ -161,31 +161,6 @@ class FakeNccl(FakeVendor):
     def ncclCommAbort(self, handle: int) -> None:  # noqa: N802
         self.comms.pop(handle).aborted = True
         self._changed.notify_all()
-
-    def ncclCommRevoke(self, handle: int, flags: int) -> int:  # noqa: N802
-        assert flags == 0
-        self.comms[handle].revoked = True
-        self._changed.notify_all()
-        return IN_PROGRESS
-
-    def ncclCommShrink(  # noqa: N802
-        self, handle: int, excluded: Any, count: int, cell: Any, config: Any, flags: int
-    ) -> int:
-        comm = self.comms[handle]
-        assert comm.revoked
-        assert flags == 0, "it was revoked already"
-        assert config.raw[BLOCKING] == NO
-        assert config.raw[SHARED] == YES
-        gone = set(excluded[:count])
-        left = [rank for rank in range(comm.clique.size) if rank not in gone]
-        content = b"left" + bytes(left) + str(id(comm.clique)).encode()
-        clique = self._cliques.setdefault(content, Clique(len(left)))
-        rank = left.index(comm.rank)
-        clique.ranks.add(rank)
-        made = next(self._handles)
-        self.comms[made] = Comm(clique, rank)
-        comm.child = made, cell
-        return IN_PROGRESS
 
     def ncclGroupStart(self) -> None:  # noqa: N802
         self._local.group = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
+from atomr_accel import ContextPoisoned, DeviceLost, LibraryError
 from atomr_accel.libraries.nccl.wire.messages import CollectiveStep
 from atomr_accel.worlds._engine import Engine
 from atomr_accel.worlds._interfaces import RankPart
@@ -72,18 +72,11 @@ class Network:
 
     Attributes:
         holds_back: whether ranks answer only when they have nothing left to do.
-        shrinking: the outcome of shrinking communicators: ``"never"``, ``"fails"``, ``"hangs"``,
-            ``"unknown"`` (they cannot be revoked) or ``"works"``.
-        shrunk: how often a rank was asked to.
         results: what each op has given each rank, by the op's number.
     """
 
-    def __init__(
-        self, nursery: trio.Nursery, seed: int, shrinking: str, *, holds_back: bool
-    ) -> None:
-        self.shrinking = shrinking
+    def __init__(self, nursery: trio.Nursery, seed: int, *, holds_back: bool) -> None:
         self.holds_back = holds_back
-        self.shrunk = 0
         self.nursery = nursery
         self.random = random.Random(seed)
         self.rounds: dict[tuple[int, int], Round] = {}
@@ -162,7 +155,6 @@ class Rank:
         self.current: Work | None = None
         self.arrived = trio.Event()
         self.joined: set[int] = set()
-        self.revoked: set[int] = set()
         self.gone: set[int] = set()
         self.begun: dict[int, int] = defaultdict(int)
         self.aborting: list[Callable[[], object]] = []
@@ -249,7 +241,7 @@ class Rank:
                 await self._pause()
 
     async def _begin(self, work: Work) -> None:
-        there = work.joins or work.number in self.joined - self.revoked
+        there = work.joins or work.number in self.joined
         if work.number in self.gone or not there:
             self._tell(work, _aborted())
             return
@@ -299,44 +291,6 @@ class Rank:
         assert self.network.sizes.setdefault(number, size) == size
         come = partial(self.network.come, number, 0, size, rank, 0)
         self._submit(Work(number, True, come, answered))
-
-    @property
-    def shrinks(self) -> bool:
-        """Return whether the communicator can shrink."""
-        return self.network.shrinking != "never"
-
-    def revoke(self, number: int, answered: Answered) -> None:
-        """Revoke a communicator, which ends this rank's waits in it."""
-        if self.network.shrinking == "unknown":
-            answered(Unsupported("there is no ncclCommRevoke"))
-        elif self.alive and not self.hung:
-            self.revoked.add(number)
-            self._interrupt(number)
-            answered(None)
-
-    def shrink(
-        self,
-        number: int,
-        parent: int,
-        excluded: tuple[int, ...],
-        rank: int,
-        size: int,
-        answered: Answered,
-    ) -> None:
-        """Come to the communicator's first round, unless that was not to be."""
-        self.network.shrunk += 1
-        assert self.network.sizes[parent] == size + len(excluded)
-        assert self.network.sizes.setdefault(number, size) == size
-
-        async def come() -> None:
-            if self.network.shrinking == "hangs":
-                await trio.sleep_forever()
-            await self.network.come(number, 0, size, rank, 0)
-
-        if self.alive and (parent in self.gone or self.network.shrinking == "fails"):
-            answered(Unsupported("there is no ncclCommShrink"))
-        else:
-            self._submit(Work(number, True, come, answered))
 
     def collect(self, number: int, name: str, part: RankPart, answered: Answered) -> None:
         """Add up what all ranks bring."""
@@ -410,21 +364,18 @@ class Simulation:
         self,
         size: int,
         seed: int = 0,
-        shrinking: str = "never",
         *,
         holds_back: bool = False,
         more: int = 0,
         **options: Any,
     ) -> None:
         self._size, self._more, self._seed, self._options = size, more, seed, options
-        self._shrinking, self._holds_back = shrinking, holds_back
+        self._holds_back = holds_back
 
     async def __aenter__(self) -> Simulation:
         self._outer = trio.open_nursery()
         self.nursery = await self._outer.__aenter__()
-        self.network = Network(
-            self.nursery, self._seed, self._shrinking, holds_back=self._holds_back
-        )
+        self.network = Network(self.nursery, self._seed, holds_back=self._holds_back)
         self.ranks = [Rank(self.network, number) for number in range(self._size + self._more)]
         self.engine = Engine(self.ranks[: self._size], self.network.meet, **self._options)
         self._run = trio.CancelScope()

@@ -208,12 +208,12 @@ def test_last_rank_of_a_world_that_shrinks_is_waited_for() -> None:
         world.ready(member)
     for member in range(2):
         world.joined(1, member)
-    assert world.lost(0, KILLED)[0] == LeaveCommunicator(1, (1,), rest=True)
+    assert world.lost(0, KILLED)[0] == LeaveCommunicator(1)
     world.joined(2, 1)
     op = world.begin([1])
     settled, left = world.lost(1, KILLED)
     assert isinstance(settled, Settled)
-    assert (settled.op, left) == (op, LeaveCommunicator(2, ()))
+    assert (settled.op, left) == (op, LeaveCommunicator(2))
     assert (world.phase, world.members) == ("gathering", (1,))
     assert world.ready(1) == [FormCommunicator(3, (1,))]
     ended = world.gone(1, KILLED)[-1]

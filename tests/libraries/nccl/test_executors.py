@@ -25,8 +25,6 @@ from atomr_accel.libraries.nccl.wire.messages import (
     Collect,
     CollectiveStep,
     Join,
-    Revoke,
-    Shrink,
 )
 
 from ...fakes.nccl import IN_PROGRESS, FakeNccl
@@ -364,44 +362,6 @@ def test_rank_released_before_joining_does_not_join(backend: str) -> None:
     assert aborts.handlers[AskBegun](AskBegun(8)) == 0
     aborts.handlers[AbortCommunicator](AbortCommunicator(7))
     lane.close()
-
-
-def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeNccl()
-    monkeypatch.setattr(_cuda, "_library", lambda: fake)
-    ranks = Ranks("cuda", 3)
-    x = [np.full(2, 10.0**rank) for rank in range(3)]
-    left = [0, 2]
-
-    def collect(number: int, at: int) -> Callable[[int], Collect]:
-        def message(rank: int) -> Collect:
-            address = ranks.contexts[rank].address(x[rank])
-            step = CollectiveStep("all_reduce", "float64", 2, address, address, longest=2, at=at)
-            return Collect(number, (step,))
-
-        return message
-
-    def together(message: Callable[[int], Any]) -> list[LibraryError]:
-        return ranks.together(message, left)
-
-    waiting = threading.Thread(target=together, args=(collect(7, 1),))
-    waiting.start()
-    for rank in left:
-        while ranks.aborts[rank].handlers[AskBegun](AskBegun(7)) == 1:
-            """Poll until the rank is about to wait."""
-        ranks.aborts[rank].handlers[Revoke](Revoke(7))
-    waiting.join(10)
-    assert not waiting.is_alive()
-    assert together(lambda rank: Shrink(8, 7, (1,), left.index(rank), 2)) == []
-    for rank in left:
-        ranks.aborts[rank].handlers[AbortCommunicator](AbortCommunicator(7))
-    assert together(collect(8, 1)) == []
-    assert [part.tolist() for part in x] == [[101.0] * 2, [10.0] * 2, [101.0] * 2]
-    assert len(fake.comms) == 6  # two each of the dead rank, and of the two that are left
-    with pytest.raises(LibraryError, match="aborted"):
-        ranks.lanes[0].handlers[Shrink](Shrink(9, 7, (1,), 0, 2))
-    with pytest.raises(LibraryError, match="aborted"):
-        ranks.aborts[0].handlers[Revoke](Revoke(7))
 
 
 @pytest.mark.parametrize("dtype", sorted(HALVES, key=str), ids=str)

@@ -34,8 +34,6 @@ from ..wire.messages import (
     CollectiveStep,
     Join,
     MakeId,
-    Revoke,
-    Shrink,
 )
 from ._prototypes import (
     BYTES,
@@ -85,17 +83,13 @@ class _MeetingEnd:
 
     def carry_out(self, function: str, *args: Any) -> None:
         """Call a function about the communicator, and wait until the library has done it."""
-        self.begin(function, *args)
-        self.settle(function)
-
-    def begin(self, function: str, *args: Any) -> None:
-        """Call a function about the communicator, which may not be done on return."""
         with self._lock:
             if self._aborted:
                 raise_aborted()
             status = self._library.functions[function](*args)
         if status not in (0, IN_PROGRESS):
             raise self._library.error(function, status)
+        self.settle(function)
 
     def settle(self, function: str) -> None:
         """Wait until the library has finished a call, without its lock."""
@@ -152,34 +146,11 @@ class CudaCommunicator:
 
     def join(self, meeting: bytes) -> None:
         """Be there once all others are."""
-        found, cell = Id128.from_buffer_copy(meeting), byref(self._meeting.cell)
-        self._meeting.carry_out(
-            "ncclCommInitRankConfig", cell, self.size, found, self.rank, config(blocking=False)
-        )
-        self._split()
-
-    def _split(self) -> None:
-        """Make the communicator that does the collectives."""
+        met, found, rank = self._meeting, Id128.from_buffer_copy(meeting), self.rank
+        how = config(blocking=False)
+        met.carry_out("ncclCommInitRankConfig", byref(met.cell), self.size, found, rank, how)
         how = config(blocking=True)
-        self._meeting.carry_out(
-            "ncclCommSplit", self._meeting.cell, 0, self.rank, byref(self._cell), how
-        )
-
-    def revoke(self) -> None:
-        """Stop the ops under way; the other lane then finds out, and shrinks the communicator."""
-        self._ended = True  # what is queued here must not begin: nobody would end its waits
-        self._meeting.begin("ncclCommRevoke", self._meeting.cell, 0)
-
-    def shrink(self, parent: CudaCommunicator, excluded: tuple[int, ...]) -> None:
-        """Be there once all others are that are left of the parent."""
-        former, own = parent._meeting, self._meeting
-        former.settle("ncclCommRevoke")
-        ranks, how = (c_int * len(excluded))(*excluded), config(blocking=False)
-        former.carry_out(
-            "ncclCommShrink", former.cell, ranks, len(excluded), byref(own.cell), how, 0
-        )
-        own.settle("ncclCommShrink")
-        self._split()
+        met.carry_out("ncclCommSplit", met.cell, 0, rank, byref(self._cell), how)
 
     @property
     def handle(self) -> c_void_p:
@@ -247,7 +218,6 @@ class CudaCollectives:
         self.handlers: Final = {
             MakeId: self._make_id,
             Join: self._join,
-            Shrink: self._shrink,
             Collect: self._collect,
             BeginReplay: self._begin_replay,
         }
@@ -273,18 +243,11 @@ class CudaCollectives:
         return cell.raw
 
     def _join(self, message: Join) -> None:
-        self._begin(message).join(message.meeting)
-
-    def _begin(self, message: Join | Shrink) -> CudaCommunicator:
-        """A communicator that this rank is about to join."""
         joined = CudaCommunicator(self._library, message.rank, message.size)
         if self._joined.setdefault(message.communicator, joined) is None:
             del self._joined[message.communicator]
             raise_aborted()
-        return joined
-
-    def _shrink(self, message: Shrink) -> None:
-        self._begin(message).shrink(self._found(message.parent), message.excluded)
+        joined.join(message.meeting)
 
     def _found(self, number: int) -> CudaCommunicator:
         joined = self._joined.get(number)
@@ -380,14 +343,13 @@ class CudaCollectives:
 
 @final
 class CudaAborts:
-    """Aborts and revokes communicators, and reports their progress, while the other lane waits."""
+    """Aborts communicators, and reports their progress, while the other lane waits."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         del stream
         self._joined = _communicators.setdefault(context, {})
         self.handlers: Final = {
             AbortCommunicator: self._abort,
-            Revoke: self._revoke,
             AskBegun: self._ask_begun,
         }
 
@@ -399,12 +361,6 @@ class CudaAborts:
         if joined is not None:
             del self._joined[message.communicator]
             joined.abort()
-
-    def _revoke(self, message: Revoke) -> None:
-        joined = self._joined.get(message.communicator)
-        if joined is None:
-            raise_aborted()
-        joined.revoke()
 
     def _ask_begun(self, message: AskBegun) -> int:
         joined = self._joined.get(message.communicator)

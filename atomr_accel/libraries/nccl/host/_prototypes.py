@@ -13,8 +13,6 @@ PROTOTYPES: Final = {
     "ncclCommSplit": "ptr int int ptr* ptr",
     "ncclCommGetAsyncError": "ptr int*",
     "ncclCommAbort": "ptr",
-    "ncclCommRevoke": "ptr int",  # from 2.28 on
-    "ncclCommShrink": "ptr ptr int ptr* ptr int",  # from 2.27 on
     "ncclGroupStart": "",
     "ncclGroupEnd": "",
     "ncclAllReduce": "ptr ptr size int int ptr ptr",

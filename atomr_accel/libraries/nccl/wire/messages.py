@@ -134,34 +134,6 @@ class AbortCommunicator(Message, frozen=True):
     communicator: int
 
 
-class Revoke(Message, frozen=True):
-    """Stop the ops under way in a communicator that will be shrunk (``ncclCommRevoke``)."""
-
-    required: ClassVar[bool] = True
-
-    communicator: int
-
-
-class Shrink(Message, frozen=True):
-    """Make a rank join the remaining ranks of a revoked communicator (``ncclCommShrink``).
-
-    Attributes:
-        communicator: its number.
-        parent: the number of the revoked communicator, which must be left afterwards.
-        excluded: the ranks of the parent that are gone.
-        rank: which rank of the new one.
-        size: the number of ranks of the new one.
-    """
-
-    waits: ClassVar[bool] = True
-
-    communicator: int
-    parent: int
-    excluded: tuple[int, ...]
-    rank: int
-    size: int
-
-
 class AskBegun(Message, frozen=True):
     """Ask how many ops of a communicator this rank has begun; joining it is the first.
 
