@@ -325,7 +325,8 @@ def lint(session: nox.Session) -> None:
     _python(session, "-m", "ruff", "format", "--check")
     imports = "from importlinter.cli import lint_imports_command as main; main()"
     _python(session, "-c", imports, "--no-logo", "--no-cache")
-    _python(session, "-m", "pytest", "-q", "-m", "style", env={"ATOMR_TEST_BACKEND": "cpu"})
+    pytest = ("-m", "pytest", "-q", "-m", "style", "-n", "auto", "--dist", "worksteal")
+    _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cpu"})
 
 
 @nox.session
