@@ -36,8 +36,8 @@ class LateAddress:
         address = self.block.address
         if not isinstance(address, int):
             raise RuntimeError(  # noqa: TRY004
-                "the buffer has no memory yet: the batch that makes it has put its calls off until "
-                "its block is left; use it after that"
+                "the buffer has no memory yet: its batch or recording provides none until its "
+                "block is left; use it after that"
             )
         return address + self.offset
 

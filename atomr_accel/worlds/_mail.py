@@ -78,6 +78,10 @@ class Letters:
         letters = self._letters.get((source, to))
         return letters.popleft() if letters else None
 
+    def places(self) -> list[tuple[int, int]]:
+        """Return the senders and receivers between which there are letters."""
+        return [place for place, letters in self._letters.items() if letters]
+
     def take_all(self) -> list[Letter]:
         """Remove and return all letters."""
         found = [letter for letters in self._letters.values() for letter in letters]

@@ -6,6 +6,7 @@ Everything is checked before anything is sent to any device.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeGuard, final, get_args
 
@@ -100,6 +101,17 @@ class CollectivePlan:
     def name(self) -> str:
         """Name of the plan."""
         return self.names[0] if len(self.names) == 1 else "group"
+
+    def require_placed(self) -> None:
+        """Refuse buffers that have no memory yet, before anything is sent.
+
+        Raises:
+            RuntimeError: a batch or a recording has promised one.
+        """
+        for steps in self._steps.values():
+            for step in steps:
+                operator.index(step.source)
+                operator.index(step.target)
 
     def begin_at(self, at: int) -> None:
         """Move the plan to another first round."""

@@ -67,9 +67,10 @@ class _LaterCollectives(Collectives[D]):
     def _close(self) -> None:
         """Refuse further calls, and an end at which something was sent and not received."""
         self._open = False
-        if len(self._letters):
+        for source, to in self._letters.places():
             raise ValueError(
-                f"{len(self._letters)} buffers were sent in a {self._what}, and not received"
+                f"a buffer that rank {source} has sent to rank {to} was not received in this "
+                f"{self._what}; call recv({source}, {to}) in its block"
             )
 
 
@@ -79,7 +80,10 @@ class CollectedCollectives(_LaterCollectives[Collected]):
     call_mode = Collected
 
     def send(self, x: GpuRef, to: int) -> None:
-        """Give a buffer to a rank, where ``recv`` in this block takes it (``ncclSend``)."""
+        """Give a buffer to a rank, where ``recv`` in this block takes it (``ncclSend``).
+
+        The buffer travels when it is received, with its content at that point.
+        """
         self._put(x, to)
 
     def recv(self, source: int, to: int, *, out: GpuRef | None = None) -> GpuRef:
@@ -245,9 +249,28 @@ class WorldBatch(_OfOneTerm[Collected], CollectedCollectives):
         self.devices = tuple(batches)
         self._sites = [_BatchSite(each) for each in batches]
         self._calls: list[CollectiveCall] = []
+        self._epochs = [each.memory.epoch for each in self._cores]
+
+    def broken(self, error: Exception) -> WorldBroken:
+        """Return the error of the batch if a device of its failed."""
+        ranks = range(self._size)
+        lost = [at for at in ranks if self._cores[at].memory.epoch is not self._epochs[at]]
+        rank = lost[0] if lost else None
+        who = "a rank" if rank is None else f"rank {rank}"
+        epoch = self._term.epoch
+        broken = WorldBroken(
+            f"the batch was not done: {who} of {self._size} failed in epoch {epoch}: {error}",
+            rank=rank,
+            epoch=epoch,
+        )
+        broken.__cause__ = error
+        return broken
 
     def _carry_out(self, plan: partial[T]) -> T:
         self._require_open()
+        for rank, core in enumerate(self._cores):
+            if core.memory.epoch is not self._epochs[rank]:
+                raise self.broken(core.lifecycle.why_over("the batch", core.memory.generation - 1))
         made = CollectivePlan(self._sites, self._term.at, [])
         result = plan(made)
         if any(batch.late for batch in self.devices):

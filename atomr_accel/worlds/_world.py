@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
 
 import trio
 
+from .._errors import ContextPoisoned, DeviceLost
 from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.service import in_place
@@ -261,20 +262,30 @@ class World(Collectives[Awaited], Service):
         block ends when all have finished, and raises their errors. If it raises, all refs that were
         made in it are freed.
 
+        The devices' own ops have no deadline but that of ``open_device``.
+
         Raises:
-            WorldBroken: in the block or on leaving it, if a rank failed meanwhile.
+            WorldBroken: by collectives or on leaving, if a rank failed meanwhile.
+            ContextPoisoned, DeviceLost: by ops of the batch of a device that has failed.
             RuntimeError: by calls of the batch after its block.
         """
         term = await self._engine.whole()
-        async with AsyncExitStack() as stack:
-            batches = [await stack.enter_async_context(each.batch()) for each in self.devices]
-            batch = WorldBatch(self, term, batches)
-            try:
-                yield batch
-                await batch._finish()
-            except BaseException:
-                batch._abandon()
+        left: WorldBatch | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                batches = [await stack.enter_async_context(each.batch()) for each in self.devices]
+                batch = WorldBatch(self, term, batches)
+                try:
+                    yield batch
+                    left = batch
+                    await batch._finish()
+                except BaseException:
+                    batch._abandon()
+                    raise
+        except (ContextPoisoned, DeviceLost) as error:
+            if left is None:
                 raise
+            raise left.broken(error) from error
 
     @opens
     async def record(
@@ -308,6 +319,7 @@ class World(Collectives[Awaited], Service):
             recording = WorldRecording(self, recordings)
             try:
                 yield recording
+                recording._close()
             finally:
                 recording._open = False
 
@@ -397,6 +409,7 @@ class World(Collectives[Awaited], Service):
             return result
 
     def _submit(self, term: Term, made: CollectivePlan) -> CollectiveCall:
+        made.require_placed()
         return self._engine.submit(term, made.name, made.parts, made.at)
 
     async def _provide(

@@ -532,7 +532,9 @@ EXCLUDED: Final[dict[str, str]] = {
         _ARRAYS,
     ),
     **dict.fromkeys(
-        ("Collector.launch", "CollectiveGroup.recv", "CollectiveGroup.send", "CompileOptions",
+        ("Collector.launch", "CollectedCollectives", "CollectedCollectives.recv",
+         "CollectedCollectives.send",
+         "CollectiveGroup.recv", "CollectiveGroup.send", "CompileOptions",
          "TensorMap", "Texture", "Topology.measure", "World.recv", "World.send",
          "compare", "draw_token",
          "explain", "judge_chain", "open_moe", "open_nvml", "standby_ready"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atomr_accel.actors.util import NoPublicConstructor
+from atomr_accel.worlds._collectives import collective
 
 PACKAGES: Final = (
     "atomr_accel", "atomr_accel.actors", "atomr_accel.arrays", "atomr_accel.arrays.expressions",
@@ -51,6 +52,8 @@ def _callables(name: str, thing: Any) -> Iterator[tuple[str, Callable[..., Any]]
         if one.__module__.startswith("atomr_accel"):
             for key, value in vars(one).items():
                 method = getattr(value, "__func__", value)
+                if isinstance(value, collective):
+                    method = value.__get__(None)
                 if inspect.isfunction(method) and not key.startswith("_"):
                     yield f"{one.__name__}.{key}", method
 

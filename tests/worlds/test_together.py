@@ -248,7 +248,7 @@ async def test_failed_batches_free_what_they_have_made() -> None:
                 made += batch.all_reduce(x)
                 made += [batch.devices[0].copy(made[0])]
                 raise KeyError
-        with pytest.raises(ValueError, match="not received"):
+        with pytest.raises(ValueError, match=r"was not received .*; call recv\(0, 1\)"):
             async with world.batch() as batch:
                 made += batch.all_gather(x)
                 batch.send(x[0], 1)
@@ -292,6 +292,9 @@ async def test_wrong_calls_of_recordings_are_refused() -> None:
             await recording.replay(short)
         with pytest.raises(RuntimeError, match=r"open another one with world.record"):
             recording.all_reduce(x)
+        with pytest.raises(ValueError, match="was not received in this recording"):
+            async with world.record(x) as unreceived:
+                unreceived.send(x[0], 1)
         with pytest.raises(KeyError):
             async with world.record(x) as spoilt:
                 raise KeyError
@@ -305,6 +308,46 @@ async def test_wrong_calls_of_recordings_are_refused() -> None:
         await same(world, [total], [[np.full(3, 4.0)] * 2])
         said = world.statistics()
         assert (said.breaks, said.completed, said.in_flight) == (0, 1, 0)
+
+
+async def test_buffers_without_memory_are_refused_and_break_nothing() -> None:
+    large = np.zeros(300_000)
+    async with world_of(2) as world:
+        x = await put(world, [np.ones(3)] * 2)
+        async with world.record(x) as recording:
+            total = recording.all_reduce(x)
+            for call in (world.all_reduce, world.all_gather):
+                with pytest.raises(RuntimeError, match=r"no memory yet|replay"):
+                    await call(total)
+        async with world.batch() as batch:
+            late = batch.all_reduce([each.put(large) for each in batch.devices])
+            with pytest.raises(RuntimeError, match="no memory yet"):
+                await world.all_reduce(late)
+            with pytest.raises(RuntimeError, match="no memory yet"):
+                async with world.batch() as inner:
+                    inner.all_reduce(late)
+        await same(world, [late], [[large] * 2])
+        assert world.statistics().breaks == 0
+
+
+async def test_deferred_collectives_of_tasks_are_in_one_order_on_all_ranks() -> None:
+    async with world_of(2) as world, trio.open_nursery() as nursery:
+
+        async def batched(number: int) -> None:
+            x = await put(world, [np.full(2, number), np.full(2, 10 * number)])
+            async with world.batch() as batch:
+                batch.devices[number % 2].run(int)
+                total = batch.all_reduce(batch.all_reduce(x))
+            await same(world, [total], [[np.full(2, 22 * number)] * 2])
+
+        async def awaited() -> None:
+            x = await put(world, [np.ones(2)] * 2)
+            for _ in range(20):
+                await same(world, [await world.all_reduce(x)], [[np.full(2, 2.0)] * 2])
+
+        nursery.start_soon(awaited)
+        for number in range(4):
+            nursery.start_soon(batched, number)
 
 
 async def test_recordings_of_a_device_are_called_in_recordings_of_a_world() -> None:
@@ -335,18 +378,21 @@ async def test_replays_and_ops_keep_their_order() -> None:
 async def test_a_cancelled_replay_is_carried_out() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(3)] * 2)
-        async with world.record(x) as recording:
+        async with world.record(x, shared=True) as recording:
             total = recording.all_reduce(x)
         with trio.CancelScope() as scope:
             scope.cancel()
             await recording.replay()
         assert world.statistics().completed == 0  # it had no effect
+        await recording.replay()
+        await same(world, [total], [[np.full(3, 2.0)] * 2])
+        y = await put(world, [np.full(3, 2.0)] * 2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(recording.replay)
+            nursery.start_soon(recording.replay, y)
             await trio.testing.wait_all_tasks_blocked(0.0)
             nursery.cancel_scope.cancel()
         await world.barrier()
-        await same(world, [total], [[np.full(3, 2.0)] * 2])
+        await same(world, [total], [[np.full(3, 4.0)] * 2])
         assert [each.statistics().in_flight for each in recording.devices] == [0, 0]
 
 
@@ -366,6 +412,22 @@ async def test_recordings_outlive_the_death_of_a_rank(end: Any) -> None:
             await recording.replay()
             await same(world, [copies], [[np.full(3, 3.0)] * 2])
         await same(world, [await world.all_reduce(x, "max")], [[np.full(3, 2.0)] * 2])
+
+
+@pytest.mark.slow
+async def test_a_death_in_the_block_of_a_batch_is_one_of_the_world() -> None:
+    async with world_of(2, [1], hosts={"isolation": "process"}) as world:
+        for again in (True, False):
+            x = await put(world, [np.ones(3)] * 2)
+            async with world.watch() as epochs:
+                with pytest.raises(WorldBroken, match=r"rank 1.* of 2 failed") as caught:
+                    async with world.batch() as batch:
+                        total = batch.all_reduce(x)
+                        await kill_host(world.devices[1])
+                        if again:
+                            batch.all_reduce(total)
+                await anext(epochs)
+            assert caught.value.rank == 1
 
 
 @pytest.mark.slow

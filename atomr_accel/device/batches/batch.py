@@ -163,7 +163,7 @@ class Batch(EntersAsync, Collector):
         self._promises = 0
         self._wanted = 0  # bytes of all promises
         self._lacking = 0  # how many of these had no room
-        self.later: deque[Callable[[], Awaitable[None]]] = deque()
+        self._later: deque[Callable[[], Awaitable[None]]] = deque()
         self.late = False  # whether memory is promised or a call deferred
         self._fetched: list[tuple[Bytes, _SubmittedCopy]] = []
         self._entered = False
@@ -346,7 +346,7 @@ class Batch(EntersAsync, Collector):
     def put_off(self, step: Callable[[], Awaitable[None]]) -> None:
         """Defer a function to the end of the block."""
         self.late = True
-        self.later.append(step)
+        self._later.append(step)
 
     def when_placed(self, call: Callable[[], None]) -> None:
         """Call back once all that was collected so far has its place in the program's order."""
@@ -622,7 +622,7 @@ class Batch(EntersAsync, Collector):
         self._check()
         while self.late:
             await self._place()
-            if not (self.later or self._promised):  # no other task has added any meanwhile
+            if not (self._later or self._promised):  # no other task has added any meanwhile
                 self.late, self._wanted, self._lacking = False, 0, 0
 
     async def _place(self) -> None:
@@ -632,8 +632,8 @@ class Batch(EntersAsync, Collector):
         if lacking:  # for these, and the next batch that is like this one
             await self.core.growth.grow_ahead(lacking)
             self._check_epoch()
-        while self.later:
-            step = self.later.popleft()
+        while self._later:
+            step = self._later.popleft()
             await step()
             del step  # including its objects, so that later calls can use its memory
         await self.provide(tuple(self._promised))
@@ -696,7 +696,7 @@ class Batch(EntersAsync, Collector):
         self._promised.clear()
         self._done.clear()
         self.scratch.clear()
-        for pieces in (self._ops, self._made, self.later):
+        for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
         self.memory.collect(SLICE)  # also of deferred calls that are not done
 

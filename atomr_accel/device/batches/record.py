@@ -695,7 +695,7 @@ class Recording(EntersAsync, Collector):
         raise RuntimeError(
             f"this recording must be replayed by one task, here {self._task_name}, not also by "
             f"another ({task.name}): all replays write the same results, so tasks would get each "
-            f"other's; record one for each task, or record with device.record(..., shared=True) "
+            f"other's; record one for each task, or record with record(..., shared=True) "
             f"and hold a trio.Lock from replay() until the results are read or copied"
         )
 

@@ -75,8 +75,8 @@ template <class A> struct Told {
   }
 };
 
-// Two counters, then what groups end with, then sums of tiles; zeros again after each launch. Launches
-// that may run at the same time must be of different modules, whose memory this is.
+// Two counters, then what groups end with, then sums of tiles; zeros again after each launch.
+// Launches that may run at the same time must be of different modules, whose memory this is.
 template <class A> __device__ uint4 scan_state[SCAN_STATE];
 // What a launch ends with, for one that continues its row, by turns.
 template <class A> __device__ uint4 scanned_so_far[2];
@@ -84,8 +84,8 @@ template <class A> __device__ uint4 scanned_so_far[2];
 // A row in tiles, of ROWS words of each thread. A block takes the next tile, tells its sum to the
 // others, and waits for the sums of the tiles of its group before it and for what the group before
 // ends with: they began earlier, so all of them come. Sums are made in the same order each time.
-// A group has as many tiles as a block has threads. "continued" counts the launches for the same row
-// before this one, all of whole tiles.
+// A group has as many tiles as a block has threads. "continued" counts the launches for the same
+// row before this one, all of whole tiles.
 template <class T, class A, class OP>
 __global__ void __launch_bounds__(THREADS)
 scan_tiles(T* target, const T* source, u64 continued, u64 length) {

@@ -77,8 +77,8 @@ template <> struct Narrow<h16> { enum { yes = 1 }; };
 template <> struct Narrow<b16> { enum { yes = 1 }; };
 
 // size intervals between two ends, which are in memory or come along. Where an edge is, its own
-// dtype decides, E; each operation rounds its result, as NumPy's do. More counts than SHARED are added
-// to those that are there.
+// dtype decides, E; each operation rounds its result, as NumPy's do. More counts than SHARED are
+// added to those that are there.
 template <class T, class E>
 __global__ void __launch_bounds__(THREADS)
 binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64 size, double low,

@@ -1,8 +1,8 @@
 // Sums and products of all elements of a row up to each.
 //
 // "scan" is launched with one block for each row, or with fewer, which take several in turn;
-// "scan_short" with one thread for each row, "scan_tiles" for a single long row. They may write where
-// they read.
+// "scan_short" with one thread for each row, "scan_tiles" for a single long row. They may write
+// where they read.
 
 #include "chunks.cuh"
 #include "scan_tiles.cuh"

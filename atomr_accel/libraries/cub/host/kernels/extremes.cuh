@@ -39,8 +39,8 @@ template <bool LARGEST, class V> __device__ Found<V> best_of_block(Found<V> mine
   return found[0];
 }
 
-// What blocks have found, and how many have; 0 again after each launch. Launches that may run at the
-// same time must be of different modules, whose memory this is.
+// What blocks have found, and how many have; 0 again after each launch. Launches that may run at
+// the same time must be of different modules, whose memory this is.
 template <class V> __device__ Found<V> found_by_blocks[PARTS];
 static __device__ u32 blocks_done;
 
