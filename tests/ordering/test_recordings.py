@@ -634,6 +634,25 @@ async def test_replacement_needs_the_same_alignment(device: Device) -> None:
         np.testing.assert_allclose(await device.get(out), expected, rtol=1e-4, atol=1e-5)
 
 
+async def test_replacements_share_no_memory_that_recorded_buffers_do_not(device: Device) -> None:
+    a, out = [await device.put(np.arange(4, dtype=np.float64).reshape(2, 2)) for _ in range(2)]
+    large = await device.zeros(8, np.float64)
+    low, middle, high = [large[at : at + 4].reshape((2, 2)) for at in (0, 2, 4)]
+    async with device.record(a, out) as recorded:
+        recorded.blas.gemm(a, a, out=out)
+    for refs in ((low, middle), (low, low), (out, out), (a, a), (out,)):
+        with pytest.raises(ValueError, match="must not share memory"):
+            await recorded.replay(*refs)
+    with pytest.raises(ValueError, match="must not share memory"):
+        await recorded.replay(replace={out: a})
+    await recorded.replay(out, a)  # they change places
+    await recorded.replay(low, high)
+    async with device.record(a, out) as reading:
+        reading.copy(a)
+        reading.copy(out)
+    await reading.replay(low, middle)  # it writes neither
+
+
 @settings(max_examples=15)
 @given(
     first=st.lists(st.integers(0, 12), min_size=2, max_size=4),

@@ -24,11 +24,12 @@ from ...libraries.recordings.wire.messages import (
     RecordingStep,
     Section,
 )
-from ...memory import Block, Epoch, LateAddress, part_of
+from ...memory import Block, Epoch, LateAddress, origin, part_of
 from ...ops import (
     BLOCK_ALIGNMENT,
     LaneSpec,
     alignment,
+    overlap,
     recorded_call,
     require_readable,
     require_writable,
@@ -141,6 +142,7 @@ class Recording(EntersAsync, Collector):
         self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
         self._place: tuple[ActorRef, AtEnd] | None = None
         self._written: set[Block] = set()
+        self._origins: dict[Block, list[Block]] | None = None  # stand-ins by what they stand for
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
         self._kept: Kept | None = None
@@ -535,7 +537,8 @@ class Recording(EntersAsync, Collector):
         Raises:
             ValueError: a buffer has another shape or device, inputs are too many, or several
                 buffers replace one. Also if a view is less aligned than the buffer that it
-                replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
+                replaces, up to 16 bytes, or if buffers share memory that those which they replace
+                do not, unless only kernels of the program's own were recorded.
             GpuRefStale: a buffer is stale.
             RuntimeError: another task has replayed it, or a recording that it calls, and it was not
                 recorded with ``shared=True``. Also if another recording makes a buffer and was not
@@ -629,7 +632,31 @@ class Recording(EntersAsync, Collector):
                     f"twice is one buffer, so give the same one for both"
                 )
             bound[stand_in] = ref
+        if self._particular:
+            self._refuse_new_overlaps(bound, replaced)
         return bound
+
+    def _refuse_new_overlaps(
+        self, bound: Mapping[Block, GpuRef], replaced: Mapping[Block, GpuRef]
+    ) -> None:
+        """Refuse replacements that share memory where the recorded buffers did not."""
+        if self._origins is None:
+            self._origins = {}
+            for stand_in, ref in self.inputs_bound.items():
+                self._origins.setdefault(origin(ref.block)[0], []).append(stand_in)
+        for one, ref in replaced.items():
+            there = origin(ref.block)[0]
+            for other in {*self._origins.get(there, ()), *replaced}:
+                if one is other or not (one in self._written or other in self._written):
+                    continue
+                if not overlap(ref, bound[other]):
+                    continue
+                if not overlap(self.inputs_bound[one], self.inputs_bound[other]):
+                    raise ValueError(
+                        f"{ref!r} must not share memory with {bound[other]!r}, of which the "
+                        "recording writes one, since the recorded buffers do not; give it a "
+                        "buffer of its own"
+                    )
 
     async def dot(self) -> str:
         """The recording as a graph in the DOT language (``cuGraphDebugDotPrint``).
