@@ -201,7 +201,7 @@ template <class T> static T __shfl_sync(unsigned, T value, int lane) {
   static T values[1024];
   values[threadIdx.x] = value;
   __syncthreads();
-  const T found = values[threadIdx.x / 32 * 32 + lane];
+  const T found = values[threadIdx.x / 32 * 32 + lane % 32];
   __syncthreads();
   return found;
 }

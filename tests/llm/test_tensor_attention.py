@@ -28,15 +28,6 @@ static float __fadd_rn(float a, float b) { volatile float made = a + b; return m
 static float __fsub_rn(float a, float b) { volatile float made = a - b; return made; }
 static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
-template <class T> static T __shfl_sync(unsigned, T value, int lane) {
-    static T values[1024];
-    values[threadIdx.x] = value;
-    __syncthreads();
-    const T found = values[threadIdx.x / 32 * 32 + lane % 32];
-    __syncthreads();
-    return found;
-}
-
 // What a lane has of the three matrices is in the reference of ``mma.sync.m16n8k16``.
 template <class T> static void multiply_by(
     float* c, const unsigned* a, unsigned b0, unsigned b1, T
