@@ -653,9 +653,8 @@ class Recording(EntersAsync, Collector):
                     continue
                 if not overlap(self.inputs_bound[one], self.inputs_bound[other]):
                     raise ValueError(
-                        f"{ref!r} must not share memory with {bound[other]!r}, of which the "
-                        "recording writes one, since the recorded buffers do not; give it a "
-                        "buffer of its own"
+                        f"{ref!r} must have memory of its own, not some of {bound[other]!r}: the "
+                        "recording writes one of them; copy it first"
                     )
 
     async def dot(self) -> str:
