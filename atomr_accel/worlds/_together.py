@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, final
 
 import trio
 
@@ -77,7 +77,7 @@ class _LaterCollectives(Collectives[D]):
 class CollectedCollectives(_LaterCollectives[Collected]):
     """Collectives of a batch or a recording, which return their results at once."""
 
-    call_mode = Collected
+    call_mode: ClassVar[type[Awaited | Collected]] = Collected
 
     def send(self, x: GpuRef, to: int) -> None:
         """Give a buffer to a rank, where ``recv`` in this block takes it (``ncclSend``).

@@ -164,7 +164,7 @@ class Batch(EntersAsync, Collector):
         self._wanted = 0  # bytes of all promises
         self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        self.late = False  # whether memory is promised or a call deferred
+        self.late: bool = False  # whether memory is promised or a call deferred
         self._fetched: list[tuple[Bytes, _SubmittedCopy]] = []
         self._entered = False
         self._unsent = 0
@@ -623,7 +623,8 @@ class Batch(EntersAsync, Collector):
         while self.late:
             await self._place()
             if not (self._later or self._promised):  # no other task has added any meanwhile
-                self.late, self._wanted, self._lacking = False, 0, 0
+                self.late = False
+                self._wanted = self._lacking = 0
 
     async def _place(self) -> None:
         """Submit deferred calls, and allocate memory for their results."""
