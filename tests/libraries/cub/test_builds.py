@@ -42,7 +42,7 @@ SPECS: Final = (
         (binary("maximum", "bfloat16"),),
         determinism="run_to_run",
     ),
-    CubSpec("inclusive_scan", ("complex64",) * 3, (binary("plus", "complex64"),)),
+    CubSpec("inclusive_scan", ("complex64",) * 3, (binary("plus", "complex64"),), init=True),
     CubSpec("exclusive_scan", ("int32",) * 3, (binary("plus", "int32"),), init=True),
     CubSpec("segmented_reduce", ("float32", "int64", "float32", "float32"), (PLUS,), init=True),
     CubSpec("radix_sort", ("float32", "")),
