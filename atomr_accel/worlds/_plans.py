@@ -54,7 +54,7 @@ class OutputPending(Exception):
 
 
 class RankSite(Protocol):
-    """A device, or a recording on one, as plans see it."""
+    """A device, or a batch or a recording of one, as plans see it."""
 
     @property
     def name(self) -> str:
@@ -177,6 +177,7 @@ class CollectivePlan:
         )
 
     def each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
+        """Return a list of buffers that has one for each rank."""
         given: object = refs
         if not isinstance(given, Sequence):
             raise TypeError(f"{name} must be a list of GpuRefs, one for each rank")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import trio
 
@@ -22,41 +22,21 @@ from ..libraries.recordings.wire.messages import RecordingStep, ReplayTogether
 from ..wire import encode
 from ._interfaces import RankPart
 from ._plans import CollectivePlan
-from ._together import CollectedCollectives
+from ._together import CollectedCollectives, CollectorSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    import numpy as np
 
     from ..device.batches.record import Recording
     from ..device.batches.replaying import ReplayBuffers, RunningReplay
     from ..device.core import DeviceCore
     from ..lanes import Op, Port
-    from ..memory import Block, MemoryMap
+    from ..memory import Block
     from ._engine import Engine, Term
     from ._member import DeviceMember
     from ._world import World
 
 T = TypeVar("T")
-
-
-class _RecordedRank(NamedTuple):
-    """A recording in the form in which plans see a device."""
-
-    recording: Recording
-
-    @property
-    def name(self) -> str:
-        return self.recording.core.name
-
-    @property
-    def memory(self) -> MemoryMap:
-        return self.recording.memory
-
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
-        del nbytes
-        return self.recording.output(shape, dtype)
 
 
 @final
@@ -123,7 +103,7 @@ class WorldRecording(CollectedCollectives):
         self.devices = tuple(recordings)
         self._world = world
         self._made_for = world._engine.members, world.devices
-        self._sites = [_RecordedRank(each) for each in recordings]
+        self._sites = [CollectorSite(each) for each in recordings]
         self._rounds = 0
 
     def _rank_of(self, x: GpuRef) -> int:
@@ -147,9 +127,9 @@ class WorldRecording(CollectedCollectives):
                 return [taken(each) for each in value]
             if not isinstance(value, GpuRef):
                 return value
-            for site in self._sites:
-                if value.block.memory is site.memory:
-                    stand_in: GpuRef = site.recording.take(value)
+            for recording in self.devices:
+                if value.block.memory is recording.memory:
+                    stand_in: GpuRef = recording.take(value)
                     given[id(stand_in)] = value
                     return stand_in
             return value  # the plan refuses it, by its name

@@ -1,4 +1,4 @@
-"""Collectives that are not waited for one by one: those of groups and of batches."""
+"""Collectives of groups and of batches, which are not waited for one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from ..arrays import GpuRef
     from ..device.batches.batch import Batch
-    from ..memory import Block, MemoryMap
+    from ..device.batches.record import Recording
+    from ..memory import MemoryMap
     from ._engine import CollectiveCall, Term
     from ._world import World
 
@@ -97,7 +98,7 @@ class CollectedCollectives(_LaterCollectives[Collected]):
 
 
 class _OfOneTerm(_LaterCollectives[D]):
-    """Collectives of one epoch of a world; buffers that they make are freed if they fail."""
+    """Collectives of one epoch of a world."""
 
     def __init__(self, what: str, world: World, term: Term) -> None:
         super().__init__(what, what, world.size)
@@ -122,11 +123,6 @@ class _OfOneTerm(_LaterCollectives[D]):
                 epoch=self._term.epoch,
             )
         return self._world._submit(self._term, made)
-
-    def _free(self, rank: int, block: Block) -> None:
-        memory = self._cores[rank].memory
-        if block.epoch is memory.epoch:  # else it is stale anyway
-            memory.free(block)
 
 
 @final
@@ -177,7 +173,9 @@ class CollectiveGroup(_OfOneTerm[Awaited]):
         """Refuse what the group has made."""
         self._open = False
         for rank, ref in self._outputs:
-            self._free(rank, ref.block)
+            memory = self._cores[rank].memory
+            if ref.block.epoch is memory.epoch:  # else it is stale anyway
+                memory.free(ref.block)
 
     def _send(self) -> CollectiveCall | None:
         """Send all of it."""
@@ -190,22 +188,28 @@ class CollectiveGroup(_OfOneTerm[Awaited]):
         return self._submit(made)
 
 
-class _BatchSite(NamedTuple):
-    """A batch in the form in which plans see a device. Without room it promises memory."""
+class CollectorSite(NamedTuple):
+    """A batch or a recording in the form in which plans see a device.
 
-    batch: Batch
+    Buffers that find no room at once are promised.
+    """
+
+    collector: Batch | Recording
 
     @property
     def name(self) -> str:
-        return self.batch.core.name
+        """See ``RankSite``."""
+        return self.collector.core.name
 
     @property
     def memory(self) -> MemoryMap:
-        return self.batch.memory
+        """See ``RankSite``."""
+        return self.collector.memory
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+        """See ``RankSite``."""
         del nbytes
-        return self.batch.output(shape, dtype)
+        return self.collector.output(shape, dtype)
 
 
 @final
@@ -247,12 +251,12 @@ class WorldBatch(_OfOneTerm[Collected], CollectedCollectives):
     def __init__(self, world: World, term: Term, batches: Sequence[Batch]) -> None:
         super().__init__("batch", world, term)
         self.devices = tuple(batches)
-        self._sites = [_BatchSite(each) for each in batches]
+        self._sites = [CollectorSite(each) for each in batches]
         self._calls: list[CollectiveCall] = []
         self._epochs = [each.memory.epoch for each in self._cores]
 
     def broken(self, error: Exception) -> WorldBroken:
-        """Return the error of the batch if a device of its failed."""
+        """Return the error of the batch when one of its devices has failed."""
         ranks = range(self._size)
         lost = [at for at in ranks if self._cores[at].memory.epoch is not self._epochs[at]]
         rank = lost[0] if lost else None

@@ -566,9 +566,8 @@ class Recording(EntersAsync, Collector):
         except BaseException as error:
             running.failed(error)
             why = running.prepared.error
-            if why is None or isinstance(error, (ContextPoisoned, DeviceLost)):
-                raise
-            if not isinstance(error, Exception):
+            ended = isinstance(error, (ContextPoisoned, DeviceLost))
+            if why is None or ended or not isinstance(error, Exception):
                 raise
             raise why from error.__cause__  # it could not begin
         return None if get is None else await fetch.finish(self.made_on)
