@@ -60,6 +60,24 @@ async def test_a_host_that_ends_without_ops_was_idle() -> None:
         assert not after.is_stale
 
 
+async def test_a_death_in_the_block_of_a_batch_fails_it_even_if_its_ops_had_ended() -> None:
+    async with opened() as device:
+        x = await device.zeros(4, np.float32)
+        ended = trio.Event()
+
+        async def look() -> None:
+            assert (await device.get(x)).tolist() == [3.0] * 4  # after the fill
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(ContextPoisoned, match="generation 1"):
+                async with device.batch() as batch:
+                    batch.fill(x, 3)
+                    nursery.start_soon(look)  # not in the block's task, which may not wait for it
+                    await ended.wait()
+                    await kill_host(device)
+
+
 async def test_a_host_that_dies_while_lanes_open_is_replaced() -> None:
     """The first op of a library opens its lane by a request to a host that is gone."""
     answers: list[str] = []

@@ -417,15 +417,24 @@ async def test_recordings_outlive_the_death_of_a_rank(end: Any) -> None:
 @pytest.mark.slow
 async def test_a_death_in_the_block_of_a_batch_is_one_of_the_world() -> None:
     async with world_of(2, [1], hosts={"isolation": "process"}) as world:
-        for again in (True, False):
+        for case in ("again", "in flight", "ended"):
             x = await put(world, [np.ones(3)] * 2)
-            async with world.watch() as epochs:
+            ended = trio.Event()
+
+            async def look(x: list[GpuRef], ended: trio.Event) -> None:
+                await same(world, [x], [[np.full(3, 2.0)] * 2])
+                ended.set()
+
+            async with world.watch() as epochs, trio.open_nursery() as nursery:
                 with pytest.raises(WorldBroken, match=r"rank 1.* of 2 failed") as caught:
                     async with world.batch() as batch:
-                        total = batch.all_reduce(x)
+                        batch.all_reduce(x, out=x)
+                        if case == "ended":
+                            nursery.start_soon(look, x, ended)
+                            await ended.wait()
                         await kill_host(world.devices[1])
-                        if again:
-                            batch.all_reduce(total)
+                        if case == "again":
+                            batch.all_reduce(x, out=x)
                 await anext(epochs)
             assert caught.value.rank == 1
 

@@ -684,6 +684,7 @@ class Batch(EntersAsync, Collector):
             finally:
                 failure = None  # none of them may hold what holds it
                 del errors, several
+        self._check_epoch()  # a fault after the last answer has taken the results down
         for data, (piece, _, _) in self._fetched:
             np.copyto(data, piece.view(len(data)))
             piece.release()
