@@ -17,6 +17,7 @@ from atomr_accel.libraries.dnn.graph._operations import GraphOperations
 from atomr_accel.libraries.dnn.graph.user_graph import GraphPlan, GraphTensor
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 from atomr_accel.libraries.flash_attention._facade import AttnProbs
+from atomr_accel.libraries.linalg._spectra import SVD
 from atomr_accel.libraries.nvrtc.kernel import Kernel
 from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.ops import AsRequests, Awaited, Collected, Request
@@ -237,6 +238,25 @@ async def test_build_arguments_decide_the_type_of_a_plans_result(device: Device)
     request = assert_type(requests.dnn.run(two, x=x), Request[tuple[GpuRef, ...]])
     made = await device.dnn.ref.ask(request)
     assert len(assert_type(made, tuple[GpuRef, ...])) == 2
+
+
+@on_shared
+async def test_svd_gives_vectors_unless_told_otherwise(device: Device) -> None:
+    a = await device.put(np.eye(3))
+    some = bool(a.size)
+    u, s, _ = assert_type(await device.linalg.svd(a, algorithm="gesvdr", k=2), SVD)
+    assert (u.shape, s.shape) == ((3, 2), (2,))
+    assert_type(await device.linalg.svd(a, False, True, True), SVD)
+    values = assert_type(await device.linalg.svd(a, compute_uv=False), GpuRef)
+    assert values.shape == (3,)
+    assert_type(await device.linalg.svd(a, True, False, hermitian=True), GpuRef)
+    assert isinstance(assert_type(await device.linalg.svd(a, compute_uv=some), SVD | GpuRef), SVD)
+    async with device.batch() as batch:
+        assert_type(batch.linalg.svd(a), SVD)
+        assert_type(batch.linalg.svd(a, compute_uv=False), GpuRef)
+    request = assert_type(device.requests.linalg.svd(a), Request[SVD])
+    assert_type(device.requests.linalg.svd(a, compute_uv=False), Request[GpuRef])
+    assert assert_type(await device.linalg.ref.ask(request), SVD).S.shape == (3,)
 
 
 @on_shared

@@ -156,13 +156,13 @@ def _seen_contiguous(memory: MemoryMap, buffer: Buffer, _name: str) -> GpuRef:
 @lru_cache(1024)
 def _names(make: Callable[..., Request[Any]], count: int) -> tuple[str, ...]:
     """Return the names of the first ``count`` positional arguments of a method."""
-    names = [*inspect.signature(make).parameters][1:]
-    last = len(names) - 1
-    return tuple(
-        [names[at] if at < last else f"{names[last]}[{at - last}]" for at in range(count)]
-        if make.__code__.co_flags & inspect.CO_VARARGS
-        else names[:count]
-    )
+    names: list[str] = []
+    for each in [*inspect.signature(make).parameters.values()][1:]:
+        if each.kind is each.VAR_POSITIONAL:
+            names += [f"{each.name}[{at}]" for at in range(count - len(names))]
+        elif each.kind is not each.KEYWORD_ONLY:
+            names.append(each.name)
+    return tuple(names[:count])
 
 
 @final

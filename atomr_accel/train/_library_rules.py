@@ -381,3 +381,19 @@ def _ascontiguousarray(_batch: Any, call: Applied, grad: GpuRef) -> dict[str, An
 @rule("array.flip")
 def _flip(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
     return {"m": batch.array.flip(grad, axis=call["axis"])}
+
+
+# --- Hankel transforms ----------------------------------------------------------------------------
+
+
+def _symmetric(name: str, argument: str) -> None:
+    """Rule of a linear op of real rows whose matrix is symmetric: the op itself."""
+
+    @rule(f"fft.{name}")
+    def backward(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+        options = call.options("dln", "mu", "offset", "bias")
+        return {argument: getattr(batch.fft, name)(grad, **options)}
+
+
+_symmetric("fht", "a")
+_symmetric("ifht", "A")

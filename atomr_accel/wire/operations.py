@@ -35,7 +35,8 @@ class In:
         shape: a word for each extent: a number, or a name, which is the same number wherever the
             op has it. ``""`` is the shape of a scalar. None allows any shape.
         dtypes: the names of dtypes that it may have; by default all.
-        like: the operand, before this one, that has the same dtype.
+        like: the operand, before this one, that has the same dtype. Unless this one may be left
+            out, it takes all dtypes of that one.
         strided: whether the handler uses its strides. Other operands are made contiguous.
         aligned: number of bytes of which its address must be a multiple.
         multiple: number of which all extents must be multiples, and not 0, by bytes of an element.
@@ -240,6 +241,7 @@ def _check(cls: type[Operation[Any]], defaults: Mapping[str, bool]) -> None:
     """Raise if a declaration contradicts itself; the author sees it at the import."""
     before: list[str] = []
     words: set[str] = set()
+    dtypes: dict[str, set[str]] = {}
     for name, operand in cls.operands.items():
         where = f"{cls.__name__}.{name}"
         out = isinstance(operand, Out)
@@ -248,6 +250,19 @@ def _check(cls: type[Operation[Any]], defaults: Mapping[str, bool]) -> None:
                 raise TypeError(f"{where} must name an operand before it, not {other!r}")
         if operand.like in cls.optional and not isinstance(cls.operands[operand.like], Out):
             raise TypeError(f"{where} must be like an operand that is always there")
+        fixed: str = getattr(operand, "dtype", "")
+        own = {fixed} if fixed else set(operand.dtypes or DTYPES)
+        if operand.like and not fixed:
+            theirs = dtypes[operand.like]
+            left_out = name in cls.optional and not out  # as it may be beside other dtypes
+            if not (own & theirs if left_out else own >= theirs):
+                raise TypeError(
+                    f"{where} must take the dtypes of {operand.like}, which it is like, not only "
+                    f"{', '.join(operand.dtypes)}; leave out its dtypes, or give {operand.like} "
+                    "the same"
+                )
+            own &= theirs
+        dtypes[name] = own
         if out and operand.shape is None and not operand.like:
             raise TypeError(f"{where} must have shape= or like=")
         if out and name in cls.optional:

@@ -189,11 +189,8 @@ class Engine(Generic[_M]):
             members: the members of the world at the time of the call.
         """
         now = self.membership
-        if self._closed:
-            return WorldBroken(f"{what}: the world was left", rank=None, epoch=now.epoch)
-        if now.phase == "over":
-            assert now.broken is not None
-            return broken_error(what, now.broken)
+        if now.ended is not None:
+            return broken_error(what, now.ended)
         if now.members == members:
             return None
         broken = now.broken
@@ -383,8 +380,17 @@ class Engine(Generic[_M]):
             return
         self._closed = True
         self._starting.cancel()
-        left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
-        self._happen(self.membership.close(left))
+        rank: int | None = None
+        cause: AccelError = WorldBroken(
+            "the world was left", rank=None, epoch=self.membership.epoch
+        )
+        for at, member in enumerate(self.present):
+            try:
+                member.require_open()
+            except AccelError as error:  # its loss has ended the system in which the world is
+                rank, cause = at, error
+                break
+        self._happen(self.membership.close(rank, cause))
         self._end_watchers()
         self._change()
 

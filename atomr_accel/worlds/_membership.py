@@ -100,6 +100,7 @@ class Membership:
         members: those of this epoch, in the order of their ranks.
         phase: the state of the present epoch.
         broken: what broke the epoch before this one.
+        ended: why the world is over, if it is.
         breaks: the number of epochs that broke.
         completed: the number of ops that were done.
         shrinks: as given.
@@ -110,6 +111,7 @@ class Membership:
         self.members: tuple[int, ...] = tuple(members)
         self.phase: Phase = "gathering"
         self.broken: Broken | None = None
+        self.ended: Broken | None = None
         self.breaks: int = 0
         self.completed: int = 0
         self.shrinks: Final = shrink
@@ -165,15 +167,9 @@ class Membership:
         self._ready.clear()
         return self._break(None, cause, self.members)
 
-    def close(self, cause: Exception) -> list[Effect]:
-        """End the world. Later answers are ignored."""
-        if self.phase == "over":
-            return []
-        effects = self._settle(Broken(self.epoch, None, cause, len(self.members)))
-        if self.phase != "gathering":
-            effects.append(LeaveCommunicator(self.epoch))
-        self.phase = "over"
-        return effects
+    def close(self, rank: int | None, cause: Exception) -> list[Effect]:
+        """End the world, perhaps because a rank is lost. Later answers are ignored."""
+        return [] if self.phase == "over" else self._over(rank, cause)
 
     # --- what happens ----------------------------------------------------------------------
 
@@ -276,13 +272,19 @@ class Membership:
         return effects + self._form()
 
     def _end(self, rank: int | None, cause: Exception) -> list[Effect]:
-        self.broken = Broken(self.epoch, rank, cause, len(self.members))
+        effects = self._over(rank, cause)
+        assert self.ended is not None
+        self.broken = self.ended
         self.breaks += 1
-        effects = self._settle(self.broken)
+        return [*effects, Ended(self.broken)]
+
+    def _over(self, rank: int | None, cause: Exception) -> list[Effect]:
+        self.ended = Broken(self.epoch, rank, cause, len(self.members))
+        effects = self._settle(self.ended)
         if self.phase != "gathering":
             effects.append(LeaveCommunicator(self.epoch))
         self.phase = "over"
-        return [*effects, Ended(self.broken)]
+        return effects
 
     def _settle(self, broken: Broken) -> list[Effect]:
         """Every op in flight is over."""

@@ -103,6 +103,9 @@ async def test_a_buffer_that_is_written_is_no_expression(device: Device) -> None
         await device.blas.gemm(x, x, out=value)
     with pytest.raises(TypeError, match=r"^x must be a GpuRef, not an Expression, because rng"):
         await device.rng.default_rng(1).shuffle(value)
+    call: Any = device.array.cumsum
+    with pytest.raises(TypeError, match=r"^out must be a GpuRef, not an Expression, because array"):
+        await call(x, 0, None, value)
     with pytest.raises(TypeError, match=r"^out must be a GpuRef, not an Expression, because blas"):
         async with device.batch() as batch:
             batch.blas.gemm(x, x, out=value)

@@ -273,6 +273,33 @@ def test_contradictions_are_told_at_the_import(note: Any, default: object, said:
         _declare({"x": ANY, "made": Annotated[Any, note]}, made=default)
 
 
+@pytest.mark.parametrize("default", [..., None])
+@pytest.mark.parametrize(
+    "note",
+    [
+        In("n", ("int64",), like="x"),
+        In("n", ("int64",), like="y"),
+        Out("n", ("float32", "int64"), like="x"),
+    ],
+)
+def test_an_operand_takes_the_dtypes_of_the_one_that_it_is_like(note: In, default: object) -> None:
+    before = {"x": Annotated[Any, In("n", FLOATS)], "y": Annotated[Any, In("n", like="x")]}
+    said = rf"Wrong.made must take the dtypes of {note.like}, .* not only .*int64; leave out its"
+    with pytest.raises(TypeError, match=said):
+        _declare({**before, "made": Annotated[Any, note]}, made=default)
+    _declare(
+        {**before, "made": Annotated[Any, In("n", (*FLOATS, "int64"), like="y")]}, made=default
+    )
+    _declare({**before, "made": Annotated[Any, Out("n", dtype="int64", like="y")]}, made=default)
+
+
+def test_an_operand_that_may_be_left_out_takes_some_dtypes() -> None:
+    x, bias = Annotated[Any, In("n", FLOATS)], In("n", ("float32",), like="x")
+    _declare({"x": x, "bias": Annotated[Any, bias]}, bias=None)
+    with pytest.raises(TypeError, match="must take the dtypes of x"):
+        _declare({"x": x, "bias": Annotated[Any, bias]})
+
+
 @pytest.mark.parametrize(
     ("annotations", "said"),
     [

@@ -389,6 +389,17 @@ def _unpooled(rng: Rng) -> Case:
     return compute, {"x": distinct(rng, (2, 2, 4, 6))}
 
 
+@covers("fft.fht", "fft.ifht")
+def _hankel(rng: Rng) -> Case:
+    how = {"mu": 0.5, "offset": rng.uniform(-1, 1), "bias": rng.uniform(-0.4, 0.4)}
+
+    def compute(tape: Any, p: Any) -> Any:
+        made = tape.fft.fht(p["x"], 0.3, **how)
+        return np.sum(made**3) + np.sum(tape.fft.ifht(p["x"] ** 2, 0.3, **how) ** 2)
+
+    return compute, {"x": away(rng, (2, int(rng.integers(1, 8))))}
+
+
 @covers("array.take", "array.getitem", "array.take_along_axis")
 def _picked(rng: Rng) -> Case:
     rows, width = int(rng.integers(2, 6)), int(rng.integers(1, 4))

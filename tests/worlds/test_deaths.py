@@ -330,6 +330,28 @@ async def test_a_device_that_is_lost_ends_its_world() -> None:
         assert (await one.get(await one.put(np.arange(3)))).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_replay_after_a_device_was_lost_names_its_rank(rank: int) -> None:
+    with pytest.raises(DeviceLost):
+        async with (
+            opened(0, isolation="thread") as one,
+            opened(0, isolation="thread") as other,
+            open_world([one, other]) as world,
+        ):
+            x = await ones(world)
+            async with world.record(x) as recording:
+                recording.all_reduce(x)
+            await recording.replay()
+            with pytest.raises(ContextPoisoned):
+                raise await poison(world.devices[rank])
+            await trio.sleep_forever()
+    for call in (recording.replay, world.barrier):
+        with pytest.raises(WorldBroken, match=f"rank {rank} of 2 failed .* is lost") as caught:
+            await call()
+        assert caught.value.rank == rank
+        assert isinstance(caught.value.__cause__, DeviceLost)
+
+
 async def test_leaving_a_world_leaves_nothing() -> None:
     async with AsyncExitStack() as stack:
         devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]

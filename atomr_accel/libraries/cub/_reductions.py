@@ -13,7 +13,7 @@ from ...ops import D, op, op_family
 from ...wire.options import whole
 from ._operators import coded, identity_of, named
 from .call import INT64, CubOutput, CubPart, element, number
-from .wire._spec import BINARY, CubSpec, OperatorSpec
+from .wire._spec import BINARY, CubSpec, OperatorSpec, scans_in_order
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -157,9 +157,11 @@ class CubReductions(CubPart[D]):
 
         Raises:
             TypeError, ValueError: as ``reduce``.
-            Unsupported: as ``reduce``. Also a sum, a product or a custom operator on floats, on a
-                device that was opened with ``deterministic=True``: the order in which CUB adds up
-                parts depends on time.
+            Unsupported: as ``reduce``. Also, on a device that was opened with
+                ``deterministic=True``, scans of floats by CUB, which adds up parts in an order that
+                depends on time. These are by other operators than ``"plus"``, ``"multiplies"``,
+                ``"minimum"`` and ``"maximum"``, and by the first two with ``init``, in another
+                dtype than that of ``x``, or exclusive.
         """
         self._require(x=x)
         operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
@@ -168,12 +170,14 @@ class CubReductions(CubPart[D]):
         elif begin is None:
             raise ValueError(f"{_name} by this operator has to begin with something: give init=")
         exact = bool(operator.kind) and BINARY[operator.kind].exact
-        if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
+        spec = CubSpec(_name, dtypes, (operator,), init=begin is not None)
+        always = exact or DTYPES[dtypes[1]].kind in "biu" or scans_in_order(spec)
+        if self.home.deterministic and not always:
             raise Unsupported(
                 f"{_name} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
-                "and the device was opened with deterministic=True"
+                "and the device was opened with deterministic=True; call inclusive_scan by plus or "
+                "multiplies, without init and in the dtype of x"
             )
-        spec = CubSpec(_name, dtypes, (operator,), init=begin is not None)
         return self._request(
             f"cub.{_name}",
             spec,

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
@@ -20,11 +30,17 @@ from ._systems import precision_of
 from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
-    from ...ops import Request
+    from collections.abc import Coroutine
+
+    from ...ops import AsRequests, Awaited, Collected, Facade, Request
     from ._systems import Refine
 
 SvdAlgorithm = Literal["gesvd", "gesvdj", "gesvdp", "gesvdr", "gesvda"]
 EighAlgorithm = Literal["evd", "evj", "evx"]
+
+_Vectors_co = TypeVar("_Vectors_co", covariant=True)
+_Values_co = TypeVar("_Values_co", covariant=True)
+_Either_co = TypeVar("_Either_co", covariant=True)
 
 _RANKED: Final = ("gesvdr", "gesvda")
 _EXACT: Final = ("gesvd", "gesvdj", "gesvdp")
@@ -51,6 +67,79 @@ class SVD(NamedTuple):
     U: GpuRef
     S: GpuRef
     Vh: GpuRef
+
+
+class SvdSignature(Protocol[_Vectors_co, _Values_co, _Either_co]):
+    """``svd``: ``compute_uv`` decides the type of the result."""
+
+    @overload
+    def __call__(
+        self,
+        a: Operand,
+        full_matrices: bool = ...,
+        compute_uv: Literal[True] = ...,
+        hermitian: bool = ...,
+        *,
+        algorithm: SvdAlgorithm | None = ...,
+        k: int | None = ...,
+    ) -> _Vectors_co: ...
+    @overload
+    def __call__(
+        self,
+        a: Operand,
+        full_matrices: bool = ...,
+        *,
+        compute_uv: Literal[False],
+        hermitian: bool = ...,
+        algorithm: SvdAlgorithm | None = ...,
+        k: None = ...,
+    ) -> _Values_co: ...
+    @overload
+    def __call__(
+        self,
+        a: Operand,
+        full_matrices: bool,
+        compute_uv: Literal[False],
+        hermitian: bool = ...,
+        *,
+        algorithm: SvdAlgorithm | None = ...,
+        k: None = ...,
+    ) -> _Values_co: ...
+    @overload
+    def __call__(
+        self,
+        a: Operand,
+        full_matrices: bool = ...,
+        compute_uv: bool = ...,
+        hermitian: bool = ...,
+        *,
+        algorithm: SvdAlgorithm | None = ...,
+        k: int | None = ...,
+    ) -> _Either_co: ...
+
+
+_AwaitedSvd: TypeAlias = SvdSignature[
+    "Coroutine[Any, Any, SVD]", "Coroutine[Any, Any, GpuRef]", "Coroutine[Any, Any, SVD | GpuRef]"
+]
+
+
+class svd_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(self, facade: None, owner: Any = None) -> _AwaitedSvd: ...
+    @overload
+    def __get__(self, facade: Facade[Awaited], owner: Any = None) -> _AwaitedSvd: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> SvdSignature[SVD, GpuRef, SVD | GpuRef]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[AsRequests], owner: Any = None
+    ) -> SvdSignature[Request[SVD], Request[GpuRef], Request[SVD | GpuRef]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)
 
 
 class Eigen(NamedTuple):
@@ -96,7 +185,7 @@ class Polar(NamedTuple):
 class Spectra(LinalgPart[D]):
     """Factorizations that iterate."""
 
-    @op
+    @svd_op
     def svd(
         self,
         a: Operand,
@@ -106,7 +195,7 @@ class Spectra(LinalgPart[D]):
         *,
         algorithm: SvdAlgorithm | None = None,
         k: int | None = None,
-    ) -> Request[Any]:
+    ) -> Request[SVD | GpuRef]:
         """Singular value decompositions; as ``numpy.linalg.svd``.
 
         Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDnXgesvdp`` (a polar

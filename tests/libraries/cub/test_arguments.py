@@ -112,13 +112,22 @@ async def test_deterministic_devices_refuse_what_depends_on_time() -> None:
     async with open_device(0, backend="cpu", isolation="thread", deterministic=True) as device:
         x, whole = await device.put(F), await device.put(I)
         cub = device.cub
+        options: list[dict[str, Any]] = [{"init": 0}, {"init": 1.5}, {"dtype": "float64"}]
+        for each in options:
+            with pytest.raises(Unsupported, match="call inclusive_scan by plus or multiplies"):
+                await cub.inclusive_scan(x, **each)
         with pytest.raises(Unsupported, match="depends on time"):
-            await cub.inclusive_scan(x)
+            await cub.exclusive_scan(x)
         with pytest.raises(Unsupported, match="depends on time"):
             await cub.exclusive_scan(x, lambda a, b: a + b, init=0)
         with pytest.raises(ValueError, match="deterministic=True"):
             await cub.reduce(x, deterministic=False)
         await cub.inclusive_scan(x, "maximum")
+        half = await device.put(F.astype(np.float16))
+        for given in (x, half):
+            for op, accumulate in (("plus", np.cumsum), ("multiplies", np.cumprod)):
+                scanned = await device.get(await cub.inclusive_scan(given, op))
+                np.testing.assert_array_equal(scanned, accumulate(await device.get(given)))
         await cub.inclusive_scan(whole)
         assert await device.get(await cub.reduce(x)) == 15
 

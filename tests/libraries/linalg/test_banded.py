@@ -131,9 +131,9 @@ async def test_singular_values_alone_and_of_hermitian_matrices(
     expected = np.linalg.svd(host, compute_uv=False)
     close(await device.get(s), expected)
     made = await device.linalg.svd(a, hermitian=hermitian)
-    u, s, vh = [await device.get(each) for each in made]
-    close(s, expected)
-    close((u * s[..., None, :].astype(dtype)) @ vh, host)
+    u, values, vh = [await device.get(each) for each in made]
+    close(values, expected)
+    close((u * values[..., None, :].astype(dtype)) @ vh, host)
     close(u.conj().mT @ u, np.broadcast_to(np.eye(n, dtype=dtype), u.shape))
     close(vh @ vh.conj().mT, np.broadcast_to(np.eye(n, dtype=dtype), u.shape))
 

@@ -18,6 +18,7 @@ from ....executors.scan_tiles import (
     scan_threads,
     scan_types,
 )
+from ..wire._spec import scans_in_order
 from . import _source as source
 from ._calls import QUERY, WIDE, CubCall, place
 from ._sorts import MergeSort, RadixSort, SegmentedSort
@@ -204,15 +205,6 @@ class RowScan(CubCall):
         super().__init__(spec, kit)
         self._dtype = spec.dtypes[0]
         self.kernels = (f"scan_tiles<{scan_types(self._dtype, _SCANNED[spec.operators[0].kind])}>",)
-
-    @staticmethod
-    def takes(spec: CubSpec) -> bool:
-        """Return whether this runs an algorithm."""
-        if spec.algorithm != "inclusive_scan" or spec.init:
-            return False
-        x, accumulator, out = spec.dtypes
-        plain = accumulator == x or (x in ("float16", "bfloat16") and accumulator == "float32")
-        return spec.operators[0].kind in _SCANNED and plain and out == x and x != "bool"
 
     def run(self, built: Any, given: CubRun) -> int:
         del built, given
@@ -497,4 +489,4 @@ ALGORITHMS: Final[dict[str, type[CubCall]]] = {
 
 def algorithm_of(spec: CubSpec) -> type[CubCall]:
     """Return what runs the algorithm of a spec."""
-    return RowScan if RowScan.takes(spec) else ALGORITHMS[spec.algorithm]
+    return RowScan if scans_in_order(spec) else ALGORITHMS[spec.algorithm]

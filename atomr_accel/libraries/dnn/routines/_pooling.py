@@ -231,8 +231,7 @@ class PoolingWindow:
         ceil = flag(ceil_mode, "ceil_mode")
         self.partial = False
         for size, taps, step, extra in zip(image.shape[2:], sizes, moves, around, strict=True):
-            if 2 * extra > taps:
-                raise ValueError(f"padding {extra} is more than half of a window of {taps}")
+            _require_half(extra, taps)
             room = size + 2 * extra - taps
             count = room // step + 1
             if ceil and room % step and count * step < size + extra:
@@ -279,6 +278,53 @@ class PoolingWindow:
     def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
         """Return the message for the lane, with its addresses."""
         return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
+
+
+def unpooled_size(
+    output_size: Steps | None,
+    places: tuple[int, ...],
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the space of images from which pooling makes these places.
+
+    Args:
+        output_size: that space; by default the least without a last place that is partly inside.
+        places: number of places in each dimension.
+        window: its size.
+        stride: how far it moves.
+        padding: how much is added on both sides.
+
+    Raises:
+        ValueError: pooling gives another number of places, also with ``ceil_mode``.
+    """
+    usual, least, most = [], [], []
+    for count, taps, step, extra in zip(places, window, stride, padding, strict=True):
+        _require_half(extra, taps)
+        start = (count - 1) * step - extra  # of the last place, in which some element has to be
+        usual.append(start - extra + taps)
+        least.append(max(usual[-1] - step, start, 0) + 1)
+        most.append(usual[-1] + step - 1)
+    if output_size is None:
+        if min(usual) < 1:
+            raise ValueError(
+                f"the windows without padding have size {tuple(usual)}; name the output_size"
+            )
+        return tuple(usual)
+    space = steps(output_size, len(places), "output_size")
+    if any(not low <= size <= high for low, size, high in zip(least, space, most, strict=True)):
+        raise ValueError(
+            f"output_size must be from {tuple(least)} to {tuple(most)}, which pooling takes to "
+            f"{places} places, not {space}; give the size of what was pooled, and its window, "
+            "stride and padding"
+        )
+    return space
+
+
+def _require_half(padding: int, taps: int) -> None:
+    if 2 * padding > taps:
+        raise ValueError(f"padding {padding} is more than half of a window of {taps}")
 
 
 def _average(*, include: bool) -> str:

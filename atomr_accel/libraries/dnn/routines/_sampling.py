@@ -31,7 +31,7 @@ from ..wire._sampling_messages import (
     MoveWindows,
     SampleGrid,
 )
-from ._pooling import Absent, PoolingWindow
+from ._pooling import Absent, PoolingWindow, unpooled_size
 from ._routine import image_of
 
 if TYPE_CHECKING:
@@ -342,12 +342,15 @@ class GridSampling(DnnPart[D]):
         times. Then one of the elements is there: the last one on the CPU, any of them on CUDA.
 
         ``indices`` are int64 of the shape of ``x``. One that is out of range is a ``ValueError`` on
-        the CPU; on CUDA its element goes nowhere. ``output_size`` is the space of the result; by
-        default the least that has all these windows. Other arguments are those of
-        ``max_pool_with_indices``.
+        the CPU; on CUDA its element goes nowhere. ``output_size`` is the space of the result, one
+        that pooling takes to that of ``x``, perhaps with ``ceil_mode``; by default the least that
+        has all these windows. Other arguments are those of ``max_pool_with_indices``.
 
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
+
+        Raises:
+            ValueError: pooling takes ``output_size`` to another number of places.
         """
         require_readable(x, self.home.memory, "x")
         small = image_of(x, layout)
@@ -355,14 +358,7 @@ class GridSampling(DnnPart[D]):
         sizes = steps(window, dims, "window")
         apart = sizes if stride is None else steps(stride, dims, "stride")
         around = steps(padding, dims, "padding", 0)
-        space: tuple[int, ...] = tuple(
-            (count - 1) * step - 2 * pad + size
-            for count, step, pad, size in zip(small.shape[2:], apart, around, sizes, strict=True)
-        )
-        if output_size is not None:
-            space = steps(output_size, dims, "output_size")
-        if min(space) < 1:
-            raise ValueError(f"the windows without padding have size {space}; name the output_size")
+        space = unpooled_size(output_size, small.shape[2:], sizes, apart, around)
         shape = physical((*small.shape[:2], *space), last=small.last)
         message = self._indexed(x, indices, shape, layout, "unpool")
         inputs = {"y": ("x", x), "indices": ("indices", indices)}

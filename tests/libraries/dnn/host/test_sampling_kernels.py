@@ -96,7 +96,7 @@ async def test_indices_that_are_not_there(device: Device) -> None:
     """Nothing is written or read at them."""
     x = await device.put(np.array([[[1, 2, 3]]], np.float32))
     indices = await device.put(np.array([[[4, 1, -1]]], np.int64))
-    made = await device.dnn.max_unpool(x, indices, 1, output_size=4)
+    made = await device.dnn.max_unpool(x, indices, 2, stride=1)
     np.testing.assert_array_equal(await device.get(made), [[[0, 2, 0, 0]]])
     back = await device.dnn.max_unpool_grad(made, indices)
     np.testing.assert_array_equal(await device.get(back), [[[0, 2, 0]]])

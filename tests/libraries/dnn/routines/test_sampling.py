@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atomr_accel import Device
+from atomr_accel.libraries.dnn.routines._pooling import Absent, PoolingWindow, unpooled_size
 
 from .... import seeds
 from ....harness import ON_CUDA
@@ -85,6 +89,31 @@ async def test_pooling_in_parts_and_back(device: Device) -> None:
     assert again is out
 
 
+@given(
+    count=st.integers(1, 4), taps=st.integers(1, 6), step=st.integers(1, 4), padding=st.integers(0)
+)
+def test_sizes_of_unpooled_images_are_those_that_pooling_takes_back(
+    count: int, taps: int, step: int, padding: int
+) -> None:
+    moves = (taps,), (step,), (padding % (taps // 2 + 1),)
+
+    def pooled(size: int) -> set[int]:
+        """The numbers of places, with and without a last one that is partly inside."""
+        found = set()
+        for ceil in (False, True):
+            with contextlib.suppress(ValueError):
+                image = Absent((1, 1, size), FLOAT)
+                found.add(PoolingWindow("max", image, *moves, None, ceil).y_shape[-1])
+        return found
+
+    for size in range(1, 40):
+        if count in pooled(size):
+            assert unpooled_size(size, (count,), *moves) == (size,)
+        else:
+            with pytest.raises(ValueError, match="output_size must be"):
+                unpooled_size(size, (count,), *moves)
+
+
 async def test_indices_out_of_range(device: Device) -> None:
     x = await device.put(np.array([[[1, 2]]], FLOAT))
     indices = await device.put(np.array([[[4, -1]]], np.int64))
@@ -153,7 +182,17 @@ async def test_refusals(device: Device) -> None:
         (TypeError, "indices must be int64", lambda: dnn.max_unpool(x, x, 2)),
         (ValueError, "indices must have shape", lambda: dnn.max_unpool(x, whole[:1], 2)),
         (ValueError, "do not belong", lambda: dnn.max_unpool_grad(x, whole[:1])),
-        (ValueError, "name the output_size", lambda: dnn.max_unpool(x, whole, 1, padding=5)),
+        (ValueError, "more than half", lambda: dnn.max_unpool(x, whole, 1, padding=5)),
+        (
+            ValueError,
+            "name the output_size",
+            lambda: dnn.max_unpool(x[..., :1, :1], whole[..., :1, :1], 2, padding=1),
+        ),
+        (
+            ValueError,
+            r"from \(5, 5\) to \(7, 7\), which .* to \(3, 3\) places, not \(5, 8\); give the size",
+            lambda: dnn.max_unpool(x, whole, 2, output_size=(5, 8)),
+        ),
         (ValueError, "out must have shape", lambda: dnn.unfold(x, 2, out=x)),
     ]
     for error, message, call in cases:
