@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 import numpy as np
 import trio
 
+from .. import Device
 from .._dtypes import number_kind
 from .._errors import said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor
+from ..actors.util import NoPublicConstructor, check_instance
 from ..arrays import GpuRef
 from ..patterns import Closed, Retry
 from ..wire.options import count, real
 
 if TYPE_CHECKING:
     from theine_core import TlfuCore
-
-    from .. import Device
 
 _MOST: Final = 1 << 30
 """Values of a cache; the policy needs memory for their number at once."""
@@ -400,6 +399,8 @@ async def open_embedding_cache(
     lifetime = None if ttl is None else real(ttl, "ttl", least=0)
     if lifetime == 0:
         raise ValueError("ttl must be above 0 seconds, not 0; leave it out for no limit")
+    if device is not None:
+        check_instance("device", device, Device)
     from theine_core import TlfuCore, spread
 
     cache: EmbeddingCache = EmbeddingCache.construct(

@@ -544,8 +544,9 @@ def _as_ids(given: Any) -> NDArray[np.int64]:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu" or array.ndim > 1:
         raise TypeError(f"ids must be one whole number, or a list of them, not {said_of(given)}")
-    if array.size and (array.min() < 0 or array.max() >= 2**63):
-        raise ValueError(f"ids must be from 0 to 2**63 - 1, not {int(array.min())}")
+    wrong = array[(array < 0) | (array >= 2**63)].reshape(-1)
+    if wrong.size:
+        raise ValueError(f"ids must be from 0 to 2**63 - 1, not {int(wrong[0])}")
     ids = array.astype(np.int64).reshape(-1)
     if len(np.unique(ids)) != len(ids):
         raise ValueError("ids must be different, not one of them twice")

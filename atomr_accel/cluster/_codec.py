@@ -113,7 +113,8 @@ class MessageTable:
         except (TypeError, msgspec.MsgspecError):
             fields = {}
         try:
-            text = str(error)
+            # KeyError shows the repr of its text.
+            text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
         except Exception:  # noqa: BLE001 (the program's own class, which may do anything)
             text = type(error).__name__
         return FailedFrame(number, type(error).__name__, text[:4096], fields)

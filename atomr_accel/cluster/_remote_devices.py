@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 import msgspec
 import trio
 
-from .. import GpuRefStale
+from .. import AccelError, GpuRefStale
 from ..actors.util import NoPublicConstructor, check_instance
 from ._errors import ClusterError
 from ._sealed import check_digest
@@ -245,6 +245,8 @@ class RemoteDevice(metaclass=NoPublicConstructor):
                     await self.free(buffer)
                 except ClusterError:
                     break  # the connection has ended, and has freed them
+                except AccelError:
+                    pass  # the device has lost it in a fault
         self._buffers.clear()
 
 

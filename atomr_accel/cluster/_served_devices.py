@@ -55,7 +55,7 @@ class BufferNote(msgspec.Struct, frozen=True, array_like=True):
 
 def packed_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     """Return an array as an extension type of msgpack."""
-    array = np.asarray(array, order="C")
+    array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     content = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     head = [array.dtype.name, array.shape, content]
     return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(head))
@@ -226,9 +226,9 @@ async def answer_device(
             result = await shelved(shelf, device, *call.args)
     finally:
         holdings.busy[target] -= 1
-    if call.name == "free":
-        for each in call.args:
-            held.pop(before.get(id(each), 0), None)
+        if call.name == "free":  # also if it fails: the device has lost the buffer then
+            for each in call.args:
+                held.pop(before.get(id(each), 0), None)
     if call.name == "statistics":
         result = str(result)
 

@@ -41,6 +41,8 @@ def make_certificates(
     _check_library()
     from cryptography.hazmat.primitives import serialization
 
+    if isinstance(nodes, str):
+        raise TypeError(f"nodes must be names of nodes, not one str; write [{nodes!r}]")
     names = [check_name("a node's name", name) for name in nodes]
     if "authority" in names:
         raise ValueError("a node's name must be another one, not 'authority', the authority's own")

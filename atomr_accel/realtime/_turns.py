@@ -47,13 +47,16 @@ class TakesTurns(Service):
         held = self._lock.statistics()
         return held.tasks_waiting + held.locked
 
+    def _check_open(self) -> None:
+        if self._over is not None:
+            raise RuntimeError(
+                f"this {self._noun} must be open to be used, but {self._over}"
+            ) from self._over
+
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         async with self._lock:
-            if self._over is not None:
-                raise RuntimeError(
-                    f"this {self._noun} must be open to be used, but {self._over}"
-                ) from self._over
+            self._check_open()
             yield
 
     @abstractmethod

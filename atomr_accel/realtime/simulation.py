@@ -252,8 +252,10 @@ class Simulation(TakesTurns):
         made = np.asarray(array)
         if made.dtype.kind not in REAL_KINDS:
             raise TypeError(f"array must be of numbers, not of {made.dtype}")
-        if made.shape != target.shape or not np.isfinite(made).all():
-            raise ValueError(f"array must be finite and of shape {target.shape}, not {made.shape}")
+        if made.shape != target.shape:
+            raise ValueError(f"array must be of shape {target.shape}, not {made.shape}")
+        if not np.isfinite(made).all():
+            raise ValueError("array must be finite, not with NaN or infinity")
 
         async def put() -> None:
             await self._revive()
@@ -269,10 +271,12 @@ class Simulation(TakesTurns):
         """Change parameters, from the next step on.
 
         Raises:
+            RuntimeError: the scene's block was left.
             TypeError: a name is not that of a parameter, or a value is not a number.
             ValueError: a value is out of bounds or not finite, or does not go with the others. No
                 parameter is then changed.
         """
+        self._check_open()
         changed = parameters_of(self.parameters, self._settings, changes)
         self.check(changed)
         self._settings = changed
@@ -311,11 +315,22 @@ class Simulation(TakesTurns):
     @final
     @asynccontextmanager
     async def frames(self) -> AsyncIterator[trio.MemoryReceiveChannel[Picture]]:
-        """Give the pictures that ``run`` draws, as an async iterator.
+        """Give the pictures that ``run`` draws, by a context manager of an async iterator.
 
-        A viewer that is slower than the scene skips pictures, and delays nothing.
+        ::
+
+            async with scene.frames() as pictures:
+                async for picture in pictures:
+                    ...
+
+        A viewer that is slower than the scene skips pictures, and delays nothing. The iterator ends
+        with the scene's block.
+
+        Raises:
+            RuntimeError: the scene's block was left.
         """
         await trio.lowlevel.checkpoint()
+        self._check_open()
         send, receive = trio.open_memory_channel[Picture](1)
         self._viewers.add(send)
         try:
@@ -337,6 +352,12 @@ class Simulation(TakesTurns):
 
         async with self._turn():
             await self.device.retry(keeping)
+
+    def ended(self, cause: BaseException | None) -> None:
+        """Refuse calls from now on, and end what viewers iterate over."""
+        super().ended(cause)
+        for viewer in self._viewers:
+            viewer.close()
 
     def statistics(self) -> SimulationStatistics:
         """Return numbers of the scene so far."""

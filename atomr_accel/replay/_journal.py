@@ -14,7 +14,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.service import in_place
 from ..actors.util import describe
-from ..wire.options import count
+from ..wire.options import count, flag
 from ._entries import SCHEMA, Header
 from ._notes import Notes
 from ._reading import storage_of
@@ -169,12 +169,13 @@ def open_journal(
         FileExistsError: a journal of this name exists.
         Unsupported: ``path`` is a URL. Pass a ``RedisStorage`` or ``PostgresStorage`` for a
             database.
-        TypeError, ValueError: a bound is not a positive whole number, or ``when_full`` is another
-            word.
+        TypeError, ValueError: a bound is not a positive whole number, ``contents`` or ``results``
+            is not a bool, or ``when_full`` is another word.
     """
     most_entries, most_bytes = count(most_entries, "most_entries"), count(most_bytes, "most_bytes")
     if when_full not in get_args(WhenFull):
         raise ValueError(f'when_full must be "refuse" or "drop", not {when_full!r}')
+    contents, results = flag(contents, "contents"), flag(results, "results")
     storage = storage_of(path)
     writer = JournalWriter(
         storage,

@@ -116,6 +116,9 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        pair: object = self.betas
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"betas must be two numbers, not {pair!r}")
         for at, beta in enumerate(self.betas):
             _share(f"betas[{at}]", beta)
         if not self.eps >= 0:

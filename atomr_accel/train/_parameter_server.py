@@ -14,6 +14,7 @@ from .._errors import DeviceLost, said_of
 from ..actors import Place
 from ..actors.nursery import PlainNursery
 from ..device import Device, Snapshot
+from ..wire.options import count
 from ._data import TrainingData
 from ._optimizers import Optimizer
 from ._state import ModelLayout, ModelState, taken
@@ -72,6 +73,7 @@ class ParameterServer(Trainer):
         self._state: ModelState | None = None
         self._snapshots: list[Snapshot] = []  # the newest last; two at most
         self._jobs: deque[_GradientJob] = deque()
+        self._repeated: set[_GradientJob] = set()  # steps that were undone, until made again
         self._feeds: set[_BatchFeed] = set()
         self._begun: dict[int, int] = {}  # steps made when a rank began with its gradient
         self._lives = 0  # of the model: each goes back to a snapshot, or comes from a file
@@ -142,7 +144,8 @@ class ParameterServer(Trainer):
 
     async def _result(self, feed: _BatchFeed) -> TrainStep:
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not feed.results:
+        # The last result of a feed comes when the model has the steps of all batches again.
+        while not feed.results or (self._repeated and not feed.open):
             await self._changed.wait()
         result = feed.results.popleft()
         if isinstance(result, BaseException):
@@ -159,14 +162,18 @@ class ParameterServer(Trainer):
 
     def ended(self, cause: BaseException | None) -> None:
         """Refuse all that waits; see ``Service.ended``."""
-        self._end = cause or trio.ClosedResourceError("the trainer's block was left")
-        self._refuse(self._end)
+        self._refuse(cause or trio.ClosedResourceError("the trainer's block was left"))
 
     def _refuse(self, error: BaseException) -> None:
+        self._end = error
         for job in self._jobs:
             if job.feed is not None:
                 job.feed.deliver(error)
+        if self._repeated:
+            for feed in self._feeds:
+                feed.results.append(error)
         self._jobs.clear()
+        self._repeated.clear()
         self._wake()
 
     # --- workers ----------------------------------------------------------------------------
@@ -192,6 +199,7 @@ class ParameterServer(Trainer):
                 self._failed(job, error, device)
             except Exception as error:
                 if job.feed is None:
+                    self._repeated.discard(job)
                     raise  # a repetition has failed in another way than at first
                 job.feed.deliver(error)
             except BaseException:
@@ -254,9 +262,12 @@ class ParameterServer(Trainer):
         async with self._turn:
             await self._repair()
             if life != self._lives:
-                self._jobs.appendleft(job)
+                if job.feed is not None or job in self._repeated:
+                    self._jobs.appendleft(job)
                 return None
-            return await self._apply(device, job, gradient, version, value, norm)
+            made = await self._apply(device, job, gradient, version, value, norm)
+            self._repeated.discard(job)
+            return made
 
     async def _apply(
         self,
@@ -312,6 +323,8 @@ class ParameterServer(Trainer):
         self._state = state
         self._made = step
         self._lives += 1
+        self._jobs = deque(job for job in self._jobs if job.feed is not None)
+        self._repeated.clear()
 
     async def _repair(self) -> None:
         """Go back to the snapshot if the model is lost, and have the steps since made again."""
@@ -327,6 +340,7 @@ class ParameterServer(Trainer):
         again = [_GradientJob(batch, None) for _, batch in sorted(self._batches.items())]
         self._batches.clear()
         self._jobs.extendleft(reversed(again))
+        self._repeated.update(again)
         self._begun = dict.fromkeys(self._begun, self._saved)
         self._wake()
 
@@ -394,8 +408,7 @@ async def open_parameter_server(
     ranks = checked_ranks(devices, optimizer)
     if not callable(step):
         raise TypeError(f"step must be an async function, not {said_of(step)}")
-    if staleness < 0:
-        raise ValueError(f"staleness must be 0 or more, not {staleness}")
+    staleness = count(staleness, "staleness", 0)
     options = TrainerOptions(clip, snapshot_every, None, attempts)
     layout = ModelLayout(params, optimizer)
     trainer = ParameterServer(ranks, step, optimizer, layout, options, staleness)

@@ -23,9 +23,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import trio
 
+from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ..actors import Place, Service, serving
 from ..actors.nursery import PlainNursery
+from ..actors.util import check_instance
 from ..device import Device
 from ._data import TrainingData
 from ._files import read_snapshot, write_snapshot
@@ -440,6 +442,8 @@ class TrainerOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0, not {self.clip}")
+        if self.loss_scale is not None:
+            check_instance("loss_scale", self.loss_scale, LossScale)
 
 
 @asynccontextmanager
@@ -455,6 +459,10 @@ async def opened(trainer: Trainer, params: Any, place: Place) -> AsyncIterator[N
 
 def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple[int, Device]]:
     """Return devices with their numbers."""
+    if not isinstance(devices, Sequence):
+        raise TypeError(f"devices must be a sequence of devices, not {said_of(devices)}")
+    for each in devices:
+        check_instance("a device", each, Device)
     if not devices or len({id(each) for each in devices}) < len(devices):
         raise ValueError(f"devices must be one or more, each once, not {list(devices)}")
     if not isinstance(optimizer, Optimizer):
@@ -470,6 +478,7 @@ def cut_rows(batch: Any, count: int, kind: str) -> list[Any]:
     for leaf in leaves:
         if not isinstance(leaf, np.ndarray):
             raise TypeError(f"a batch must be a tree of NumPy arrays, not {said_of(leaf)}")
+        as_dtype(leaf.dtype)
     rows = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(rows) > 1:
         raise ValueError(f"arrays of a batch must have one first dimension, not {sorted(rows)}")

@@ -235,6 +235,7 @@ async def test_bad_arguments_are_refused() -> None:
     for options in wrong:
         await refused(ValueError, "must be", open_embedding_cache, text, **options)
     await refused(TypeError, "function", open_embedding_cache, 3, size=2)
+    await refused(TypeError, "device must be", open_embedding_cache, text, size=2, device=3)
     async with open_embedding_cache(text, size=2) as cache:
         with pytest.raises(TypeError, match="hashable"):
             await cache([1])  # type: ignore[arg-type]

@@ -131,7 +131,9 @@ async def test_bad_input_leaves_the_scene_as_it_is(device: Device) -> None:
             await scene.step(1.0, count=0)
         with pytest.raises(ValueError, match="name must be one of x, not 'y'"):
             await scene.read("y")
-        with pytest.raises(ValueError, match="array must be finite and of shape"):
+        with pytest.raises(ValueError, match="array must be of shape"):
+            await scene.write("x", np.zeros((4, 2)))
+        with pytest.raises(ValueError, match="array must be finite, not with NaN"):
             await scene.write("x", np.full((2, 4), np.nan))
         with pytest.raises(ValueError, match="hz must be from"):
             await scene.run(0)
@@ -187,6 +189,27 @@ async def test_viewers_get_pictures_and_slow_ones_skip_some(
         nursery.cancel_scope.cancel()
     assert {each.shape for each in seen} == {(2, 4, 3)}
     assert scene.statistics().skipped_frames == 4
+
+
+async def test_viewers_end_with_the_scene(device: Device) -> None:
+    ended = trio.Event()
+
+    async def watch(scene: Growth, task_status: trio.TaskStatus[None]) -> None:
+        async with scene.frames() as pictures:
+            task_status.started()
+            async for _ in pictures:
+                pass
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        async with opened(growth(device)) as scene:
+            await nursery.start(watch, scene)
+        await ended.wait()
+    with pytest.raises(RuntimeError, match="Growth must be open"):
+        async with scene.frames():
+            pass
+    with pytest.raises(RuntimeError, match="Growth must be open"):
+        scene.update(rate=2.0)
 
 
 async def test_a_scene_is_an_actor(device: Device) -> None:

@@ -201,6 +201,8 @@ async def test_a_full_journal_drops_the_oldest_entries(
     [
         ({"most_entries": "10"}, TypeError, "most_entries must be a whole number"),
         ({"most_bytes": 0}, ValueError, "most_bytes must be a whole number of at least 1, not 0"),
+        ({"contents": 1}, TypeError, "contents must be True or False, not 1"),
+        ({"results": "yes"}, TypeError, "results must be True or False, not 'yes'"),
         ({"when_full": "wrap"}, ValueError, 'when_full must be "refuse" or "drop"'),
     ],
 )

@@ -204,6 +204,15 @@ async def test_refused() -> None:
             with pytest.raises(ValueError, match=match):
                 async with train.open_data_parallel([device], step, params, sgd, **wrong):
                     pass
+        for devices, match in ((device, "devices must be a sequence"), ([3], "a device must be")):
+            with pytest.raises(TypeError, match=match):
+                async with train.open_data_parallel(devices, step, params, sgd):  # type: ignore[arg-type]
+                    pass
+        with pytest.raises(TypeError, match="loss_scale must be"):
+            async with train.open_data_parallel([device], step, params, sgd, loss_scale=2.0):  # type: ignore[arg-type]
+                pass
+        with pytest.raises(TypeError, match="betas must be two numbers"):
+            train.Adam(lr=0.1, betas=0.9)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="devices must be"):
             async with train.open_data_parallel([device] * 2, step, params, sgd):
                 pass
@@ -212,6 +221,8 @@ async def test_refused() -> None:
                 await trainer.make_step({"x": data["x"][:6], "y": data["y"][:6]})
             with pytest.raises(ValueError, match="one first dimension"):
                 await trainer.make_step({"x": data["x"], "y": data["y"][:4]})
+            with pytest.raises(TypeError, match="dtype object cannot live in device memory"):
+                await trainer.make_step({"x": data["x"].astype(object), "y": data["y"]})
             with pytest.raises(TypeError, match="tree of NumPy arrays"):
                 await trainer.make_step({"x": 3})
             bad = {"x": data["x"], "y": data["y"].copy()}

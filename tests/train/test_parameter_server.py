@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from atomr_accel import DeviceLost, train
-from atomr_accel.testing import kill_host
+from atomr_accel.testing import kill_host, poison
 
 from .checks import loss, model
 from .parted import count_steps, devices_of, equal, system_of_two
@@ -114,6 +114,27 @@ async def test_staleness_is_bounded_while_a_step_is_being_written() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bound", [0, 1, 2])
+async def test_undone_steps_are_made_before_a_run_ends(bound: int) -> None:
+    """A fault near the end leaves the model with the step of each batch."""
+    async with (
+        devices_of(2, process=True) as devices,
+        train.open_parameter_server(
+            devices, STEP, start(), SGD, staleness=bound, snapshot_every=100
+        ) as server,
+    ):
+        count = 0
+        async for _ in server.run(batches(8)):
+            count += 1
+            if count == 5:
+                await poison(devices[0])
+        assert (count, server.steps, server.statistics().restored) == (8, 8, 1)
+        await poison(devices[0])
+        await server.make_step(batches(1)[0])
+        assert server.steps == 9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("hurt", [0, 1])
 async def test_kills(hurt: int) -> None:
     """Each batch makes its step, whether a worker or the server is killed."""
@@ -162,6 +183,9 @@ async def test_refused(tmp_path: Path) -> None:
     good = batches(6)
     bad = {"x": good[0]["x"], "y": good[0]["y"] * np.nan}
     async with devices_of(2) as devices:
+        with pytest.raises(TypeError, match="staleness must be"):
+            async with train.open_parameter_server(devices, STEP, start(), SGD, staleness=1.5):  # type: ignore[arg-type]
+                pass
         with pytest.raises(ValueError, match="staleness must be"):
             async with train.open_parameter_server(devices, STEP, start(), SGD, staleness=-1):
                 pass
