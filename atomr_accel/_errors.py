@@ -352,6 +352,14 @@ def is_awaitable(thing: object) -> bool:
     return inspect.isawaitable(thing) and not hasattr(thing, "NOT_AWAITED")
 
 
+def check_awaitable(what: str, made: object) -> None:
+    """Raise a `TypeError` unless a function that has returned this is an async one."""
+    if not is_awaitable(made):
+        raise TypeError(
+            f"{what} must be an async function, and returned {said_of(made)}: write `async def`"
+        )
+
+
 def said_of(thing: object) -> str:
     """Return a description of an argument of the wrong type, for an error message.
 

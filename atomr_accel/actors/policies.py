@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar, final
 from weakref import WeakKeyDictionary
 
+from .util import check_instance
+
 
 class LoadedMember(Protocol):
     """A member that has requests. It stays the same object as long as it takes part."""
@@ -66,6 +68,8 @@ class PowerOfTwo:
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
+        if rng is not None:
+            check_instance("rng", rng, random.Random)
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
     def choose(self, members: Sequence[Member], hints: object = None, /) -> Member:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import trio
 
 from .._other_names import HasOtherSystemNames
+from ..wire.options import several
 from ._actor import Actor, ActorRef
 from ._errors import NoSuchActor
 from ._forked import ending_children
@@ -361,7 +362,7 @@ async def opened(
     """Open a system that is an instance of ``kind``; see `open_actor_system`."""
     check_instance("a system's name", name, str)
     check_instance("supervision", supervision, Supervision)
-    hooks = Instruments(instruments)
+    hooks = Instruments(several(instruments, "instruments"))
     async with PlainNursery() as nursery:
         system = kind.construct(name, nursery, supervision, hooks)
         try:

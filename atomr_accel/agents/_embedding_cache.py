@@ -12,7 +12,7 @@ import trio
 
 from .. import Device
 from .._dtypes import number_kind
-from .._errors import said_of
+from .._errors import check_awaitable, said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
@@ -291,7 +291,9 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
             computing.done.set()
 
     async def _value(self, key: Hashable) -> Any:
-        made = await self._compute(key)
+        awaitable = self._compute(key)
+        check_awaitable("compute", awaitable)
+        made = await awaitable
         if isinstance(made, GpuRef):
             if self._device is None:
                 raise TypeError(

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 import numpy as np
 import trio
 
-from .._errors import said_of
+from .._errors import check_awaitable, said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device.data.in_turn import InTurn
 from ..patterns import Closed
 from ..wire.options import count
+from ..wire.options import text as checked_text
 from ._errors import FilesForeign, IdUnknown, NameUnknown
 from ._passages import Passage, PassageTable, cut
 from ._vector_index import VectorIndex
@@ -194,8 +195,8 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
             ValueError: the name is taken, the text is blank, or ``embed`` returned vectors of
                 another number or size.
         """
-        check_instance("name", name, str)
-        check_instance("text", text, str)
+        checked_text(name, "name")
+        checked_text(text, "text")
         pieces = [(start, text[start:end]) for start, end in cut(text, *self._cutting)]
         if not pieces:
             raise ValueError("text must say something, not be blank")
@@ -220,7 +221,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         Raises:
             NameUnknown: no document has this name.
         """
-        check_instance("name", name, str)
+        checked_text(name, "name")
         with self._call():
             async with self._changing:
                 with trio.CancelScope(shield=True):
@@ -241,7 +242,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
             question: what to look for.
             k: how many to find, up to 512.
         """
-        check_instance("question", question, str)
+        checked_text(question, "question")
         wanted = count(k, "k")
         if wanted > _LARGEST_K:
             raise ValueError(f"k must be at most {_LARGEST_K}, not {wanted}")
@@ -300,7 +301,9 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
     # --- parts ------------------------------------------------------------------------------
 
     async def _embedded(self, texts: list[str]) -> Any:
-        vectors = np.asarray(await self._embed(texts))
+        awaitable = self._embed(texts)
+        check_awaitable("embed", awaitable)
+        vectors = np.asarray(await awaitable)
         wanted = (len(texts), self._index.dimension)
         if vectors.shape != wanted:
             raise ValueError(f"embed must return vectors of shape {wanted}, not {vectors.shape}")

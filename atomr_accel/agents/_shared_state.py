@@ -114,6 +114,7 @@ class StateLease(metaclass=NoPublicConstructor):
         self._variable = variable
         self._ended_by: str | None = "it was not granted yet"
         self._granted = trio.Event()
+        self._task: trio.lowlevel.Task | None = None  # whose block it is
 
     def __repr__(self) -> str:
         kind = "writing" if self.exclusive else "reading"
@@ -247,6 +248,9 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
         Many may read at a time, all the same version. Leases are granted in the order of requests,
         so a writer that waits goes before readers that come later. The lease ends with the block.
+
+        Raises:
+            RuntimeError: the task holds a lease of this name, for which this one would wait.
         """
         return self._leased(name, exclusive=False)
 
@@ -257,23 +261,40 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
             async with state.writing("weights") as lease:
                 await lease.commit(await step(lease.ref))
+
+        Raises:
+            RuntimeError: the task holds a lease of this name, for which this one would wait.
         """
         return self._leased(name, exclusive=True)
 
     @asynccontextmanager
     async def _leased(self, name: str, *, exclusive: bool) -> AsyncIterator[StateLease]:
-        lease = await self._acquire(name, exclusive=exclusive)
+        task = trio.lowlevel.current_task()
+        lease = await self._acquire(name, exclusive=exclusive, task=task)
         try:
             yield lease
         finally:
+            lease._task = None
             self._end(lease, "its block was left")
 
-    async def _acquire(self, name: str, *, exclusive: bool) -> StateLease:
+    async def _acquire(
+        self, name: str, *, exclusive: bool, task: trio.lowlevel.Task | None = None
+    ) -> StateLease:
         await trio.lowlevel.checkpoint_if_cancelled()
         variable = self._named(name)
         lease: StateLease = StateLease.construct(self, variable, exclusive=exclusive)
+        lease._task = task
         variable.queue.append(lease)
         self._grant(variable)
+        own = [
+            each for each in variable.leases if task and each._task is task and each is not lease
+        ]
+        if own and not lease._granted.is_set():
+            self._withdraw(lease)
+            raise RuntimeError(
+                f"a task must leave its {own[0]!r} before it takes another, for which it would "
+                "wait itself; take the one for writing first"
+            )
         try:
             await lease._granted.wait()
         except BaseException:

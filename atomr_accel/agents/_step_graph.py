@@ -17,7 +17,7 @@ from ..actors import Message, Place, Service, handler, serving
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device.data.in_turn import InTurn
-from ..wire.options import count
+from ..wire.options import count, text
 from ._checkpoints import CheckpointTable, SavedStep
 from ._errors import FilesForeign, StepsExceeded, ThreadBusy, ThreadUnknown
 from ._steps import START, StepGraph, StepNode, StepPlan, decode, encode
@@ -230,7 +230,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             ValueError: an answer for a node that has not asked.
             FilesForeign: the thread is of a graph with other nodes, or of another state.
         """
-        return await self._continue(thread, answers or {}, step, None)
+        return await self._continue(thread, {} if answers is None else answers, step, None)
 
     @asynccontextmanager
     async def stream(
@@ -266,6 +266,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             FilesDamaged: the file of checkpoints cannot be read.
             FilesForeign: the thread's state is of another class.
         """
+        text(thread, "thread", 1)
         kept = await self._turns.run(self._table.history, thread)
         return [self._result(saved) for saved in kept]
 
@@ -275,6 +276,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             ThreadBusy: a run of this thread is in progress.
         """
+        text(thread, "thread", 1)
         with self._only(thread):
             await self._turns.run(self._table.forget, thread)
 
@@ -284,7 +286,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         self, state: S, thread: str, send: Callable[[StepUpdate], None] | None
     ) -> StepResult[S]:
         checked = self._plan.state.check(state)
-        check_instance("thread", thread, str)
+        text(thread, "thread", 1)
         with self._only(thread):
             data = self._plan.state.encode(checked)
             active, _ = self._plan.after([START], partial(self._plan.state.decode, data), {})
@@ -299,7 +301,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         step: int | None,
         send: Callable[[StepUpdate], None] | None,
     ) -> StepResult[S]:
-        check_instance("thread", thread, str)
+        text(thread, "thread", 1)
+        if step is not None:
+            step = count(step, "step", 0)
+        check_instance("answers", answers, Mapping)
         with self._only(thread):
             saved = await self._turns.run(self._table.load, thread, step)
             if saved is None:

@@ -15,6 +15,7 @@ import numpy as np
 from .._dtypes import number_kind
 from .._errors import said_of
 from ..actors.util import check_instance
+from ..memory import MemoryMap
 from ..patterns import Retry
 from ._errors import FilesForeign
 
@@ -60,7 +61,7 @@ class SteppedState(Generic[S]):
                 self._decoders[name] = msgspec.msgpack.Decoder(
                     plain, dec_hook=_decoded, ext_hook=_extended
                 )
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, NameError) as error:
                 raise TypeError(
                     f"field {name} of the state must be of a type that msgspec knows, or an array, "
                     f"not {plain!r}: {error}"
@@ -175,9 +176,9 @@ def _encoded(value: Any) -> Any:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the name has no order
         parts = (array.dtype.name, list(array.shape), array.tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
-    raise TypeError(
-        f"a state must be plain values and arrays, not {said_of(value)}; get buffers first"
-    )
+    # msgspec takes a ref for one of its own structs, and asks about what is within.
+    what = "GpuRef" if isinstance(value, MemoryMap) else said_of(value)
+    raise TypeError(f"a state must be plain values and arrays, not {what}; get buffers first")
 
 
 def _extended(code: int, data: memoryview) -> Any:

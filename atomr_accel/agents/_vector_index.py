@@ -18,7 +18,7 @@ from ..actors.util import NoPublicConstructor
 from ..device.data.in_turn import InTurn
 from ..device.data.transfer import in_worker
 from ..patterns import Closed, Retry, open_batcher
-from ..wire.options import count, real
+from ..wire.options import LARGEST, count, real, whole
 from ._errors import AgentError, IdTaken, IdUnknown
 from ._payloads import Filter, as_filter, encode_payload
 from ._store import Metric, VectorChange, VectorStore
@@ -542,6 +542,9 @@ def _as_ids(given: Any) -> NDArray[np.int64]:
     array = np.asarray(given)
     if array.size == 0:
         array = array.astype(np.int64)
+    if array.dtype == object:  # NumPy has no whole numbers of more than 64 bits
+        for each in array.reshape(-1):
+            whole(each, "an id", 0, LARGEST)
     if array.dtype.kind not in "iu" or array.ndim > 1:
         raise TypeError(f"ids must be one whole number, or a list of them, not {said_of(given)}")
     wrong = array[(array < 0) | (array >= 2**63)].reshape(-1)

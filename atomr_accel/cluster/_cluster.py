@@ -26,6 +26,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
 from ..patterns import FairShare
+from ..wire.options import count, real, text
 from ._codec import MessageTable
 from ._entity import Entity, EntitySeat
 from ._errors import (
@@ -147,6 +148,7 @@ class Cluster(Service):
         Args:
             nodes: the number, this node included.
         """
+        nodes = count(nodes, "nodes", 0)
         await trio.lowlevel.checkpoint()
         while len(self._nodes) < nodes:
             await self._changed.wait()
@@ -162,7 +164,7 @@ class Cluster(Service):
             NameTaken: another actor that lives has this name here.
         """
         check_instance("ref", ref, ActorRef)
-        check_instance("name", name, str)
+        text(name, "name")
         taken = self._published.get(name)
         if taken is not None and taken is not ref and not taken.stopped:
             raise NameTaken(f"node {self.node!r} has published {taken.path} as {name!r} already")
@@ -179,7 +181,7 @@ class Cluster(Service):
             name: the name by which they know it.
             share: the fair share, which has the capacity of all nodes together.
         """
-        check_instance("name", name, str)
+        text(name, "name")
         check_instance("share", share, FairShare)
         self._shares[name] = share
         self._say()
@@ -202,8 +204,9 @@ class Cluster(Service):
     ) -> AbstractAsyncContextManager[None]:
         """Take a turn of a fair share of the cluster: ``async with cluster.slot("gpus", "ann"):``.
 
-        Entering waits for the turn, and for a node that publishes the share. While the share
-        passes from a node to another, turns that the first gave out are not counted by the next.
+        Entering waits for the turn, and for a node that publishes the share: without end, if none
+        ever does, so set a deadline. While the share passes from a node to another, turns that the
+        first gave out are not counted by the next.
 
         Args:
             name: the share's name.
@@ -214,7 +217,9 @@ class Cluster(Service):
             ValueError: the cost is not positive and finite, or the tenant's name is malformed.
             Overloaded: too many of the tenant's requests wait already.
         """
-        return remote_slot(self, name, tenant, cost)
+        text(name, "name")
+        text(tenant, "tenant", 1)
+        return remote_slot(self, name, tenant, real(cost, "cost", above=0))
 
     @opens
     async def open_pool(
@@ -242,6 +247,7 @@ class Cluster(Service):
             node: the node's name; this one's own works, too.
             name: the name under which it is published there.
         """
+        text(name, "name")
         made: RemoteRef = RemoteRef.construct(self, check_name("a node's name", node), name)
         return made
 
@@ -255,9 +261,7 @@ class Cluster(Service):
         Raises:
             ValueError: the type is not declared, or the key is empty.
         """
-        check_instance("key", key, str)
-        if not key:
-            raise ValueError("key must be a text of some characters, not an empty one")
+        text(key, "key", 1)
         made: EntityRef = EntityRef.construct(self, self._declared(kind), key)
         return made
 
@@ -271,7 +275,9 @@ class Cluster(Service):
 
     def place_of(self, kind: type[Entity[Any]], key: str) -> str | None:
         """Return the node where an entity belongs at present, or None without any node."""
-        return self._owner(shard_of(self._declared(kind), key, self._settings.shards))
+        return self._owner(
+            shard_of(self._declared(kind), text(key, "key", 1), self._settings.shards)
+        )
 
     @opens
     async def open_device(self, name: str) -> AsyncIterator[RemoteDevice]:

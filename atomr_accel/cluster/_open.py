@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .._errors import said_of
 from ..actors import ActorSystem, Message, open_actor_system, serving
 from ..actors.blocks import opens
 from ..actors.util import check_instance
+from ..wire.options import several
 from ._cluster import Cluster
 from ._codec import MessageTable
 from ._entity import Entity
@@ -65,17 +67,25 @@ async def open_cluster(
     Raises:
         NameTaken: another node that lives has the name.
         StoreUnavailable: the store does not answer.
-        ValueError: a bad name, or other shards than the cluster has.
+        ValueError: a bad name, another node's certificate, or other shards than the cluster has.
     """
     check_name("a cluster's name", name)
     check_name("a node's name", node)
     settings = ClusterSettings() if settings is None else settings
     check_instance("settings", settings, ClusterSettings)
-    table = MessageTable(messages)
-    only = tuple(singletons)
+    if not hasattr(store, "compare_and_set"):
+        raise TypeError(f"store must be a FencingStore, not {said_of(store)}; try MemoryStore()")
+    declared, kept = several(messages, "messages"), several(entities, "entities")
+    only, shared = several(singletons, "singletons"), several(devices, "devices")
+    if shared:
+        from ..device import Device  # nodes without one need not wait for it
+
+        for device in shared:
+            check_instance("a device", device, Device)
+    table = MessageTable(declared)
     kinds: dict[str, type[Entity[Any]]] = {}
     kind: Any
-    for kind in (*entities, *only):
+    for kind in (*kept, *only):
         if not isinstance(kind, type) or not issubclass(kind, Entity):
             raise TypeError(f"entities must be subclasses of Entity, not {kind!r}")
         if kinds.setdefault(kind.__name__, kind) is not kind:
@@ -87,6 +97,7 @@ async def open_cluster(
                 "`atomr-accel node --make-certificates`"
             )
         check_instance("credentials", credentials, Credentials)
+        credentials.check(node)
         transport = TlsTransport(credentials, *listen)
     async with AsyncExitStack() as stack:
         if system is None:
@@ -101,7 +112,7 @@ async def open_cluster(
             table,
             kinds,
             frozenset(kind.__name__ for kind in only),
-            tuple(devices),
+            shared,
             trio.current_time if clock is None else clock,
             holds=holds,
         )

@@ -12,6 +12,7 @@ import trio
 
 from .. import AccelError, GpuRefStale
 from ..actors.util import NoPublicConstructor, check_instance
+from ..patterns import Closed
 from ._errors import ClusterError
 from ._sealed import check_digest
 from ._served_devices import BufferNote, DeviceCallBody, packed, unpacker
@@ -107,6 +108,7 @@ class RemoteDevice(metaclass=NoPublicConstructor):
         self._node = node
         self._target = f"device:{index}"
         self._buffers: dict[int, RemoteBuffer] = {}
+        self._closed = False
         self._life = cluster.connection_of(node)
 
     def __repr__(self) -> str:
@@ -130,8 +132,14 @@ class RemoteDevice(metaclass=NoPublicConstructor):
             GpuRefStale: a buffer was freed, or the connection it belongs to has ended.
             NodeUnreachable: the node cannot be connected to.
             ConnectionLost: the connection ended before the answer came.
+            Closed: the device's block was left.
             AccelError: what the device raised.
         """
+        if self._closed:
+            raise Closed(f"{self.name} is closed: its block was left")
+        return await self._ask(request)
+
+    async def _ask(self, request: RemoteRequest) -> Any:
         check_instance("a request", request, RemoteRequest)
         if request._device is not self:
             raise ValueError(
@@ -237,12 +245,13 @@ class RemoteDevice(metaclass=NoPublicConstructor):
         return {"buffers": len(sizes), "bytes": sum(sizes)}
 
     async def close(self) -> None:
-        """Free all buffers that are left."""
+        """Free all buffers that are left, and take no further requests."""
+        self._closed = True
         life = self._cluster.connection_of(self._node)
         for buffer in [*self._buffers.values()]:
             if buffer._life == life:
                 try:
-                    await self.free(buffer)
+                    await self._ask(self.requests.free(buffer))
                 except ClusterError:
                     break  # the connection has ended, and has freed them
                 except AccelError:

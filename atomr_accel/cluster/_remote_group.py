@@ -14,6 +14,7 @@ from .. import AccelError, OutOfMemory
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded
 from ..actors.util import NoPublicConstructor
+from ..patterns import Closed
 from ..wire.options import count
 from ._remote_devices import RemoteDevice, device_of
 from ._served_devices import DeviceReport
@@ -87,6 +88,7 @@ class RemoteDevices(metaclass=NoPublicConstructor):
         self._line = trio.Lock()
         self._waiting = 0
         self._changed = trio.Event()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<RemoteDevices of {self._cluster.name!r}: {', '.join(self._members)}>"
@@ -104,6 +106,7 @@ class RemoteDevices(metaclass=NoPublicConstructor):
         Raises:
             OutOfMemory: all devices are idle, and none has so much memory.
             ValueError: nbytes is negative.
+            Closed: the block of ``open_devices`` was left.
         """
         nbytes = count(nbytes, "nbytes", least=0)
         self._waiting += 1
@@ -123,6 +126,8 @@ class RemoteDevices(metaclass=NoPublicConstructor):
 
     async def _take(self, nbytes: int) -> _GroupMember:
         while True:
+            if self._closed:
+                raise Closed("the devices are closed: their block was left")
             ready = [each for each in self._members.values() if each.report.ready]
             room = [
                 each
@@ -198,7 +203,9 @@ class RemoteDevices(metaclass=NoPublicConstructor):
                 await trio.sleep(period)
 
     async def close(self) -> None:
-        """Free all buffers that are left."""
+        """Free all buffers that are left, and place nothing further."""
+        self._closed = True
+        self._change()
         async with PlainNursery() as nursery:
             for each in [*self._members.values()]:
                 nursery.start_soon(_closed, each.device)

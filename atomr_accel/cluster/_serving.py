@@ -15,8 +15,8 @@ from ..actors import ActorStopped, Message, NoSuchActor
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded
 from ..actors.util import NoPublicConstructor, check_instance
-from ..patterns import is_transient
-from ..wire.options import count
+from ..patterns import Closed, is_transient
+from ..wire.options import count, flag, text
 from ._asking import ask_node
 from ._errors import ConnectionLost, NodeUnreachable
 from ._placement import hash_of
@@ -85,6 +85,7 @@ class NodePool(metaclass=NoPublicConstructor):
         self._line = trio.Lock()
         self._waiting = 0
         self._changed = trio.Event()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<NodePool {self.name!r} of {', '.join(self._replicas) or 'no nodes'}>"
@@ -102,9 +103,11 @@ class NodePool(metaclass=NoPublicConstructor):
 
         Raises:
             ConnectionLost: the connection was lost while the message may have been handled.
+            Closed: the pool's block was left before a replica got the message.
             Exception: what the handler raised; also a fault, after all attempts.
         """
         check_instance("message", message, Message)
+        idempotent = flag(idempotent, "idempotent")
         left = self._attempts
         while True:
             replica = await self._taken()
@@ -140,6 +143,8 @@ class NodePool(metaclass=NoPublicConstructor):
         try:
             async with self._line:
                 while True:
+                    if self._closed:
+                        raise Closed("the pool is closed: its block was left")
                     changed = self._changed
                     self._follow()
                     now = trio.current_time()
@@ -184,6 +189,11 @@ class NodePool(metaclass=NoPublicConstructor):
             self._change()
             await changed.wait()
 
+    def close(self) -> None:
+        """Take no further messages."""
+        self._closed = True
+        self._change()
+
     @property
     def waiting(self) -> int:
         """Messages that wait for a replica."""
@@ -202,14 +212,17 @@ async def opened_pool(
     cluster: Any, name: str, limit: int | None, attempts: int, policy: Any
 ) -> AsyncIterator[NodePool]:
     """Open a pool; see ``Cluster.open_pool``."""
-    check_instance("name", name, str)
+    text(name, "name")
     limit = None if limit is None else count(limit, "limit")
     attempts = count(attempts, "attempts")
     pool: NodePool = NodePool.construct(cluster, name, limit, attempts, policy)
     async with PlainNursery() as nursery:
         nursery.start_soon(pool.follow)
-        yield pool
-        nursery.cancel_scope.cancel()
+        try:
+            yield pool
+        finally:
+            pool.close()
+            nursery.cancel_scope.cancel()
 
 
 # --- fair shares

@@ -25,6 +25,9 @@ _MOST: Final = 1 << 18
 _RECORD: Final = 1 << 14
 """Most bytes of a record of TLS."""
 
+_ANOTHER_NAME: Final = 62
+"""OpenSSL's ``X509_V_ERR_HOSTNAME_MISMATCH``."""
+
 _HANDSHAKE: Final = 5.0
 """Seconds that a handshake may take."""
 
@@ -65,6 +68,35 @@ class Credentials:
         """Return the credentials of a node in a folder that ``--make-certificates`` has filled."""
         place = Path(folder)
         return cls(place / "authority.pem", place / f"{node}.pem", place / f"{node}.key")
+
+    def check(self, node: str) -> None:
+        """Raise unless the certificate has the node's name, which others verify.
+
+        Args:
+            node: the node's name.
+
+        Raises:
+            OSError: the file cannot be read.
+            ssl.SSLError: it has no certificate.
+            ValueError: the certificate is of another node.
+        """
+        # In the standard library, only a handshake reads a certificate: one with itself.
+        server, client = self.contexts()
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        near = client.wrap_bio(back, there, server_hostname=node)
+        far = server.wrap_bio(there, back, server_side=True)
+        for side in (near, far, near):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                if error.verify_code != _ANOTHER_NAME:
+                    return  # others say what is wrong with it
+                raise ValueError(
+                    f"credentials must be those of node {node!r}, not {self.certificate} of "
+                    "another node"
+                ) from error
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         """Return the contexts of a server and a client.

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
+from .._errors import said_of
 from ..actors import ActorSystem
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
+from ..wire.options import flag
 from ._feed import Feed
 from ._running import RunningDashboard, announced, running, started_at
 from ._state import command
@@ -86,6 +88,11 @@ async def open_dashboard(
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)
+    public, announce = flag(public, "public"), flag(announce, "announce")
+    if patterns is not None:
+        check_instance("patterns", patterns, Mapping)
+    if nvml is not None and not hasattr(nvml, "watch_xids"):
+        raise TypeError(f"nvml must be what open_nvml gives, not {said_of(nvml)}")
     _check_patterns(patterns or {})
     feed = Feed(system, nvml, patterns)
 

@@ -17,6 +17,7 @@ from .._errors import LibraryMissing
 from .._install import install_command
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
+from ..telemetry.host_header import host_names
 from ..wire.options import count
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
@@ -72,7 +73,7 @@ async def open_site(
         from ._connections import Server
         from ._guard import Guard
 
-        app = Guard(package, routes(token), token, frozenset(name.lower() for name in names))
+        app = Guard(package, routes(token), token, host_names(names))
     except ModuleNotFoundError as error:
         raise LibraryMissing(
             f"a {what} needs {error.name}: {install_command('dashboard')}",

@@ -7,6 +7,7 @@ seed gets the same tokens in any batch, after a preemption and after a fault.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -50,6 +51,7 @@ def check_sampling(options: SamplingOptions, vocabulary: int, *, texts: bool) ->
     real(options.presence_penalty, "presence_penalty", least=-HUGE, most=HUGE)
     real(options.frequency_penalty, "frequency_penalty", least=-HUGE, most=HUGE)
     real(options.repetition_penalty, "repetition_penalty", least=1 / HUGE, most=HUGE)
+    check_instance("logit_bias", options.logit_bias, Mapping)
     for token, bias in options.logit_bias.items():
         whole(token, "a token of logit_bias", least=0, most=vocabulary - 1)
         if bias != -math.inf:

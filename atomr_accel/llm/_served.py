@@ -21,7 +21,7 @@ from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device import Device
 from ..patterns import Closed, Overloaded, WrongResults, is_transient
-from ..wire.options import flag, whole
+from ..wire.options import flag, several, whole
 from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
 from ._request_errors import GrammarInvalid, RequestAtFault
@@ -220,7 +220,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         check_instance("request", request, TokenRequest)
         check_instance("key", request.key, str)
         check_sampling(request.sampling, self.vocabulary, texts=self._tokenizer is not None)
-        prompt, most = tuple(request.prompt), self.vocabulary
+        prompt, most = several(request.prompt, "prompt"), self.vocabulary
         if not all(type(token) is int and 0 <= token < most for token in prompt):
             prompt = tuple(whole(token, "a token of prompt", 0, most - 1) for token in prompt)
         grammar = None
@@ -258,6 +258,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             if sequence.number in self._streams:
                 self._scheduler.abort(sequence)
                 self._end(stream, "aborted")
+            stream.fail(Closed("the stream is closed: its block was left"))
 
     async def _grammars(self) -> GrammarCompiler:
         if self._compiler is None:
@@ -604,6 +605,8 @@ async def open_language_model(
         OutOfMemory: no room for weights and cache.
     """
     check_instance("device", device, Device)
+    if weights is not None:
+        check_instance("weights", weights, Mapping)
     folder: ModelFolder | None = None
     if isinstance(folder_or_runner, (str, PathLike)):
         folder = await trio.to_thread.run_sync(load_folder, folder_or_runner)

@@ -21,7 +21,8 @@ from .._install import install_command
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
-from ..telemetry.host_header import MISDIRECTED, REFUSAL, is_here
+from ..telemetry.host_header import MISDIRECTED, REFUSAL, host_names, is_here
+from ..wire.options import whole
 from ._answers import ModelAnswer, encode, failed_event, listed_models, model_entry
 from ._chat_page import chat_page
 from ._http import ClientGone, HttpExchange, HttpFront, HttpRequest, ServerLimits
@@ -575,6 +576,7 @@ async def serve_language_model(
         raise LibraryMissing(f"a server needs h11: {install_command('llm')}", library="h11")
     limits = limits or ServerLimits()
     check_instance("a server's limits", limits, ServerLimits)
+    check_instance("host", host, str)
     keys = dict(keys or {})
     for name, key in keys.items():
         check_instance(f"the key of {name!r}", key, str)
@@ -585,7 +587,7 @@ async def serve_language_model(
             f"host must be of this machine alone, not {host!r}, where there are no keys; give "
             "keys=..., or public=True"
         )
-    allowed = frozenset(name.lower() for name in names)
+    port, allowed = whole(port, "port", 0, 65535), host_names(names)
     checked = None if keys or public else allowed
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)

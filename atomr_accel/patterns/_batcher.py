@@ -29,7 +29,7 @@ from ..actors.util import (
     check_instance,
     check_member,
 )
-from ..wire.options import count, real, set_fields, whole
+from ..wire.options import count, real, set_fields, several, whole
 from ._errors import Closed, Dropped, Overloaded, elsewhere
 from ._halving import BatchRun, is_for_one, refuse_own
 from ._observer import Observer, guarded
@@ -253,10 +253,12 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         """
         if get_ident() != self._thread:
             raise elsewhere("batcher", "run_sync(partial(batcher.tune, ...))")
+        if preferred_sizes is not None:
+            preferred_sizes = several(preferred_sizes, "preferred_sizes")
         given = {
             "max_size": max_size, "max_wait": max_wait, "max_in_flight": max_in_flight,
             "capacity": capacity, "adaptive": adaptive,
-            "preferred_sizes": None if preferred_sizes is None else tuple(preferred_sizes),
+            "preferred_sizes": preferred_sizes,
         }  # fmt: skip
         changed = {name: value for name, value in given.items() if value is not None}
         self._settings = replace(self._settings, **changed)  # type: ignore[arg-type]
@@ -662,7 +664,7 @@ def open_batcher(
         max_wait=max_wait,
         max_in_flight=max_in_flight,
         capacity=capacity,
-        preferred_sizes=tuple(preferred_sizes),
+        preferred_sizes=several(preferred_sizes, "preferred_sizes"),
         adaptive=adaptive,
     )
     kind: type[Batcher[In, Out]] = Batcher

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import trio
 
-from .._errors import is_awaitable, said_of
+from .._errors import check_awaitable, said_of
 from ..actors import Place, Service, serving
 from ._errors import Closed, Refused, elsewhere
 from ._observer import Observer, guarded
@@ -222,11 +222,7 @@ class _CallInProgress:
 async def unprotected(function: Callable[[*Ts], Awaitable[Out]], *args: *Ts) -> Out:
     """Call a function of the program from code that keeps Ctrl+C away from itself."""
     made = function(*args)
-    if not is_awaitable(made):
-        raise TypeError(
-            f"{said_of(function)} must be an async function, and returned {said_of(made)}: "
-            "write `async def`"
-        )
+    check_awaitable(said_of(function), made)
     return await made
 
 

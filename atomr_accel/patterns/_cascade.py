@@ -12,7 +12,7 @@ import trio
 from .._errors import LastError
 from ..actors import Place
 from ..actors.blocks import opens
-from ..actors.util import NoPublicConstructor
+from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import real, set_fields
 from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers, unprotected
 from ._errors import Refused
@@ -49,6 +49,7 @@ class CascadeStage(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
+        check_instance("name", self.name, str)
         set_fields(
             self,
             threshold=real(self.threshold, "threshold", infinity=True),

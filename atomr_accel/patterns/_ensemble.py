@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, final
 
 import trio
 
+from .._errors import is_awaitable, said_of
 from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
@@ -108,7 +109,11 @@ class Ensemble(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             for number in range(len(self._members)):
                 self._stragglers[number] += number not in answers and number not in errors
             if len(answers) >= self._quorum:
-                return self._combine([answers[number] for number in sorted(answers)])
+                made = self._combine([answers[number] for number in sorted(answers)])
+                if is_awaitable(made):
+                    said_of(made)  # which closes a coroutine
+                    raise TypeError("combine must be a function, not an async one")
+                return made
             if not spare:
                 raise next(iter(errors.values()))
             raise QuorumMissed(

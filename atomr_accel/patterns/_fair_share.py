@@ -16,6 +16,7 @@ from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, real
+from ._calls import unprotected
 from ._errors import Closed, Overloaded, elsewhere
 from ._observer import Observer, guarded
 from ._shares import MOST, Budget, Shares, WaitingRequest, amount, check_path
@@ -375,7 +376,7 @@ class FairServer(FairShare, Generic[In, Out]):
         cost = 1.0 if self._cost is None else amount(self._cost(item), "cost")
         slot: Slot = Slot.construct(self, check_path(self._tenant(item)), cost, item)
         async with slot:
-            return await self._function(item)
+            return await unprotected(self._function, item)
 
     async def call(self, item: In, **options: Any) -> Out:
         """Answer a `Call`. It has no options."""
@@ -454,11 +455,13 @@ def open_fair_share(
         **place: ``system=``, ``name=`` and ``parent=``, which make the fair share an actor. In
             front of a function, it answers ``Call(item)``.
     """
-    for path, budget in (budgets or {}).items():
+    budgets = {} if budgets is None else budgets
+    check_instance("budgets", budgets, Mapping)
+    for path, budget in budgets.items():
         check_instance(f"the budget of {path!r}", budget, Budget)
     options: dict[str, Any] = {
-        "weights": weights or {}, "budgets": budgets or {}, "max_waiting": max_waiting,
-        "observer": observer,
+        "weights": {} if weights is None else weights, "budgets": budgets,
+        "max_waiting": max_waiting, "observer": observer,
     }  # fmt: skip
     if function is None:
         if tenant is not None or cost is not None:

@@ -16,7 +16,7 @@ from ..actors import NameTaken, Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
-from ..wire.options import real
+from ..wire.options import flag, real, text
 from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow
@@ -394,6 +394,10 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """
         check_factory(factory)
         check_instance("gate", gate, Gate)
+        if name is not None:
+            text(name, "name", 1)
+        check_instance("warm_up", warm_up, Iterable)
+        check_instance("canary", canary, Sequence)
         if shadow is not None:
             check_instance("shadow", shadow, Shadow)
         shares = [real(share, "a share of canary", above=0, below=1) for share in canary]
@@ -681,10 +685,13 @@ async def open_hot_swap(
             supervisor opens that again.
     """
     check_factory(factory)
+    text(version, "version", 1)
+    if rng is not None:
+        check_instance("rng", rng, random.Random)
     kind: type[HotSwap[In, Out]] = HotSwap
     swap = kind.construct(
         _Version(version, factory),
-        idempotent,
+        flag(idempotent, "idempotent"),
         rng or random.Random(),  # noqa: S311 (no secret)
         observer,
     )

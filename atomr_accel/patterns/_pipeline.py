@@ -27,7 +27,7 @@ import trio
 from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor
+from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, set_fields
 from ._calls import (
     CallsInProgress,
@@ -77,6 +77,7 @@ class Stage(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
+        check_instance("name", self.name, str)
         set_fields(self, concurrency=count(self.concurrency, "concurrency", most=_MOST_TASKS))
 
 

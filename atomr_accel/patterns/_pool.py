@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 import trio
 
-from .._errors import EarlierErrors, LastError
+from .._errors import EarlierErrors, LastError, said_of
 from ..actors import (
     Backoff,
     ChildSpec,
@@ -28,7 +28,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors.util import NoPublicConstructor, check_instance, check_member
-from ..wire.options import count
+from ..wire.options import count, flag, text
 from ._calls import CallsInProgress, InCallers, RequestCounts, serving_callers
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
@@ -162,6 +162,8 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             ReplicaLost: the replica ended meanwhile, and the request is not idempotent.
             Exception: any error that the replica raised.
         """
+        if idempotent is not None:
+            idempotent = flag(idempotent, "idempotent")
         await trio.lowlevel.checkpoint_if_cancelled()
         twice = self._idempotent if idempotent is None else idempotent
         with self._calls.one(item):
@@ -386,9 +388,12 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     def _enlist(self, factory: Factory[In, Out], name: str | None = None) -> Replica:
         self._calls.check_thread()
+        if self._left:
+            raise self._calls.closed()
         if name is None:
             self._numbers += 1
             name = f"replica-{self._numbers}"
+        text(name, "name", 1)
         if name in self._replicas:
             raise NameTaken(f"the pool has a replica {name!r} already; choose another name")
         check_factory(factory)
@@ -535,6 +540,7 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         self._calls.check_thread()
         if self._left:
             raise self._calls.closed()
+        check_instance("name", name, str)
         replica = self._replicas.get(name)
         if replica is None:
             raise LookupError(
@@ -625,9 +631,15 @@ async def open_replica_pool(
         if policy not in policies:
             raise ValueError(f"policy must be one of {', '.join(policies)}, not {policy!r}")
         policy = policies[policy]()
+    if not callable(getattr(policy, "choose", None)):
+        raise TypeError(f"policy must have a method choose, unlike {policy!r}")
     check_member("overflow", overflow, Overflow)
     if hedge is not None:
         check_instance("hedge", hedge, Hedge)
+    if not callable(breaker):
+        raise TypeError(f"breaker must be a function that makes one, not {said_of(breaker)}")
+    if rng is not None:
+        check_instance("rng", rng, random.Random)
     check_instance("factories", factories, Iterable)
     makers = [*factories]
     if not makers:
@@ -640,7 +652,7 @@ async def open_replica_pool(
         capacity=count(capacity, "capacity"),
         overflow=overflow,
         attempts=count(attempts, "attempts"),
-        idempotent=idempotent,
+        idempotent=flag(idempotent, "idempotent"),
         hedge=hedge,
         breaker=breaker,
         observer=observer,

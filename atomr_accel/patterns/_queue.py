@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..wire.options import count
+from ..wire.options import count, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -189,7 +189,7 @@ def by_length(
         A function from an item to its bound. It raises a `ValueError` for an item that is longer
         than all of them, at who asked.
     """
-    ordered = sorted(count(bound, "a bound", 0) for bound in bounds)
+    ordered = sorted(count(bound, "a bound", 0) for bound in several(bounds, "bounds"))
     if not ordered:
         raise ValueError("bounds must be one length to pad to or more, not none")
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, final
 
 import trio
 
-from ..actors.util import NoPublicConstructor
+from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, real, set_fields
 from ._members import Factory, MemberFunction
 from ._retry import CircuitBreaker, CircuitState
@@ -115,6 +115,7 @@ class Replica(metaclass=NoPublicConstructor):
         self._limit = limit
         self._make_breaker = make_breaker
         self._breaker = make_breaker()
+        check_instance("what breaker makes", self._breaker, CircuitBreaker)
         self._member = MemberFunction("replica", name)
         self._held = 0
         self._answered = self._failed = self._lives = self._ejections = 0

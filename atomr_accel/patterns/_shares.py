@@ -20,14 +20,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from ..actors.util import check_instance
 from ..wire.options import real, set_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 _KEPT = 1024
 """Maximum number of idle tenants of a group that are remembered: the latest ones."""
@@ -180,6 +182,7 @@ class Shares:
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change weights, for requests that are begun from now on."""
+        check_instance("weights", weights, Mapping)
         self._weights.update(
             {
                 check_path(path): amount(weight, f"the weight of {path!r}")

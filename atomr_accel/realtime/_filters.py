@@ -11,7 +11,7 @@ from .. import Unsupported
 from ..actors.util import check_instance
 from ..arrays import GpuRef
 from ._checks import array_of, number, one_of, whole
-from ._kernels import KernelSet
+from ._kernels import KernelSet, check_collector
 from .wire.filters import BORDERS, FILTERS
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Filters:
 
         Both are float32 weights of one axis, whose middle is at the pixel.
         """
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         edge, outside = _edge(border), number(value, "value")
         for name, weights in (("across", across), ("down", down)):
             _check_weights(weights, name, 1)
@@ -114,7 +114,7 @@ class Filters:
         value: float = 0.0,
     ) -> GpuRef:
         """Correlate with float32 weights of shape (rows, columns), as ``cv2.filter2D``."""
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         _check_weights(weights, "weights", 2)
         made = on.empty(image.shape, np.float32)
         edge = (_edge(border), number(value, "value"))
@@ -163,7 +163,7 @@ class Filters:
         ``diameter`` is the size of the neighbourhood in pixels, odd. ``colour`` and ``space`` are
         the standard deviations of brightness, and of the distance in pixels.
         """
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         if c > 4:
             raise ValueError(f"image must have 4 channels at most for bilateral, not {c}")
         radius = _odd(diameter, "diameter", 1, 255) // 2
@@ -186,7 +186,7 @@ class Filters:
         value: float = 0.0,
     ) -> GpuRef:
         """Take the median of each square of ``size`` pixels: 3, 5 or 7."""
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         size = _odd(size, "size", 3, 7)
         made = on.empty(image.shape, np.float32)
         self._kernels.launch(
@@ -216,7 +216,7 @@ class Filters:
     def _extreme(
         self, on: Batch | Recording, image: GpuRef, shape: GpuRef, *, largest: bool
     ) -> GpuRef:
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         check_instance("shape", shape, GpuRef)
         if shape.dtype != np.uint8 or shape.ndim != 2 or not all(n % 2 for n in shape.shape):
             raise ValueError(
@@ -250,7 +250,7 @@ class Filters:
             high: strength from which a pixel is strong.
             squares: whether the strength is Euclid's norm, in place of the sum of magnitudes.
         """
-        h, w, c = _sizes(dx)
+        h, w, c = _sizes(on, dx)
         if c != 1 or dx.shape != dy.shape or dy.dtype != np.float32:
             raise ValueError(
                 f"dx and dy must be float32 images of one shape and channel, not {dx.shape} and "
@@ -275,7 +275,7 @@ class Filters:
 
     def equalize(self, on: Batch | Recording, image: GpuRef) -> GpuRef:
         """Make brightness even, as ``cv2.equalizeHist``: of one channel, whole numbers to 255."""
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         if c != 1:
             raise ValueError(f"image must have one channel for equalize, not {c}")
         counts = on.cub.histogram_even(image, 256, 0, 256, dtype=np.int32)
@@ -290,7 +290,7 @@ class Filters:
         Values are rounded and limited to 0 to 255. The table is float32 of shape (256,), or
         (256, channels).
         """
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         check_instance("table", table, GpuRef)
         if table.dtype != np.float32 or table.shape not in {(256,), (256, c)}:
             raise ValueError(
@@ -314,7 +314,7 @@ class Filters:
 
     def convert(self, on: Batch | Recording, image: GpuRef, space: ColourSpace) -> GpuRef:
         """Convert colours; see `space`. Gray images have shape (height, width)."""
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         check_instance("space", space, ColourSpace)
         matrix = space.matrix
         wanted = 3 if matrix is None else matrix.shape[1] - 1
@@ -345,7 +345,7 @@ class Filters:
         Raises:
             Unsupported: ``"area"`` for a larger image.
         """
-        h, w, c = _sizes(image)
+        h, w, c = _sizes(on, image)
         rows, columns = whole(height, "height", 1, 1 << 20), whole(width, "width", 1, 1 << 20)
         number_of = _METHODS.index(one_of(method, "method", _METHODS))
         if method == "area" and (rows > h or columns > w):
@@ -370,7 +370,8 @@ class ColourSpace:
         self.matrix: Final = matrix
 
 
-def _sizes(image: object) -> tuple[int, int, int]:
+def _sizes(on: object, image: object) -> tuple[int, int, int]:
+    check_collector(on)
     check_instance("image", image, GpuRef)
     assert isinstance(image, GpuRef)
     if image.dtype != np.float32:

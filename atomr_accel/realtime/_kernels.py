@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import Batch, Recording
+from .._errors import said_of
+
 if TYPE_CHECKING:
-    from .. import Batch, Device, Kernel, Recording
+    from .. import Device, Kernel
     from .wire.kernels import KernelSource
 
 THREADS: Final = 256
 """Threads of a block."""
+
+
+def check_collector(on: object) -> None:
+    """Raise unless ops can be collected on it."""
+    if not isinstance(on, (Batch, Recording)):
+        raise TypeError(
+            f"on must be a batch or a recording, not {said_of(on)}; "
+            "write `async with device.batch() as batch:`"
+        )
 
 
 class KernelSet:

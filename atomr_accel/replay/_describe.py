@@ -67,6 +67,11 @@ class _TooDeep(Exception):
     """A value contains itself, is too deep, or has too many parts."""
 
 
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in the byte order of this machine, as devices have it."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def digest(data: Any) -> bytes:
     """Return the hash of bytes that journals use (BLAKE2b, 20 bytes)."""
     return hashlib.blake2b(data, digest_size=20).digest()
@@ -275,6 +280,7 @@ class Describer:
         return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref.own_strides, whole.nbytes)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Value:
+        value = native(value)
         if value.dtype not in DTYPES.values():
             return Opaque(f"an array of {value.dtype}")
         array = ArrayValue(DTYPES[value.dtype.name].name, value.shape)

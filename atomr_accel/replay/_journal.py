@@ -13,7 +13,8 @@ from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.service import in_place
-from ..actors.util import describe
+from ..actors.util import check_instance, describe
+from ..device import Device
 from ..wire.options import count, flag
 from ._entries import SCHEMA, Header
 from ._notes import Notes
@@ -24,7 +25,6 @@ from ._writer import JournalWriter, WaitingEntry, WhenFull
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ..device import Device
     from ..device.core import DeviceCore
     from ._storage import Storage
 
@@ -176,6 +176,7 @@ def open_journal(
     if when_full not in get_args(WhenFull):
         raise ValueError(f'when_full must be "refuse" or "drop", not {when_full!r}')
     contents, results = flag(contents, "contents"), flag(results, "results")
+    check_instance("device", device, Device)
     storage = storage_of(path)
     writer = JournalWriter(
         storage,

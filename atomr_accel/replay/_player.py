@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._errors import AccelError, is_awaitable
+from ..actors.util import check_instance
 from ..arrays import GpuRef
 from ..memory import Hold
 from ..wire.options import count
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
-from ._describe import digest
+from ._describe import digest, native
 from ._doubts import Doubts
 from ._entries import ArrayValue, Brought, HandleValue, Outside, Ref
 from ._reading import JournalCall, Recorded, reading
-from ._restore import Missing, Restorer, handles_of, refs_given, refs_of
+from ._restore import Missing, Restorer, check_replaced, handles_of, refs_given, refs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -150,6 +151,7 @@ async def replay_journal(
             function of a given name.
     """
     may_differ = check_tolerance(tolerance)
+    check_replaced(device, functions, inputs)
     async with reading(path) as recorded:
         player = Player(recorded, device, functions or {}, inputs or {}, may_differ)
         await player.play(None)
@@ -179,6 +181,7 @@ async def state_at(
         first mention.
     """
     number = count(number, "number", 0)
+    check_replaced(device, functions, inputs)
     async with reading(path) as recorded:
         last = recorded.calls[-1].call.number if recorded.calls else 0
         if number > last:
@@ -189,8 +192,12 @@ async def state_at(
 
 
 def content_hash(array: np.ndarray[Any, Any]) -> bytes:
-    """Return the hash by which journals identify an array: of its bytes in C order."""
-    return digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    """Return the hash by which journals identify an array: of its bytes in C order.
+
+    The bytes of numbers are in the order of this machine, whatever that of the array.
+    """
+    check_instance("array", array, np.ndarray)
+    return digest(np.ascontiguousarray(native(array)).reshape(-1).view(np.uint8).data)
 
 
 @final
@@ -258,7 +265,7 @@ class Player:
 
     async def _content(self, array: ArrayValue) -> np.ndarray[Any, Any] | None:
         given = self._inputs.get(array.hash)
-        return given if given is not None else await self._recorded.array(array)
+        return native(given) if given is not None else await self._recorded.array(array)
 
     async def play(self, until: int | None) -> None:
         """Make the calls again.

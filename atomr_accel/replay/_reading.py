@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES
-from .._errors import Unsupported
+from .._errors import Unsupported, said_of
 from ..actors.blocks import opens
 from ._checks import check
 from ._describe import digest
@@ -156,7 +156,11 @@ def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
             "RedisStorage(url, name), or PostgresStorage(url, name). Whatever has the methods of "
             "Storage is a storage"
         )
-    return SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
+    if isinstance(source, str | os.PathLike):
+        return SqliteStorage(source)
+    if not hasattr(source, "records"):
+        raise TypeError(f"a journal must be a path or a storage, not {said_of(source)}")
+    return source
 
 
 def _header(storage: Storage, records: list[Record]) -> Header:

@@ -8,14 +8,18 @@ import importlib
 import importlib.util
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES, as_dtype
+from .._errors import said_of
+from ..actors.util import check_instance
 from ..arrays import GpuRef, span
 from ..arrays.expressions import Expression, constant
+from ..device import Device
 from ..memory import part_of
 from ._describe import fields_of, source_hash
 from ._entries import (
@@ -35,7 +39,7 @@ from ._entries import (
 from ._text import dtype_of, number_of, value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator
 
     from numpy.typing import DTypeLike
 
@@ -68,6 +72,23 @@ def view_of(
         raise ValueError(f"no view of shape {shape} at {offset} is in {block.nbytes} bytes")
     place = part_of(block, offset) if offset else block
     return GpuRef(place, shape, kind, nbytes, strides).on_block(place)
+
+
+def check_replaced(device: object, functions: Any, inputs: Any) -> None:
+    """Raise unless a replay can use its arguments."""
+    check_instance("device", device, Device)
+    for what, given in (("functions", functions), ("inputs", inputs)):
+        if given is not None:
+            check_instance(what, given, Mapping)
+    for name, function in (functions or {}).items():
+        if not callable(function):
+            raise TypeError(f"functions[{name!r}] must be a function, not {said_of(function)}")
+    for key, array in (inputs or {}).items():
+        if not isinstance(key, bytes) or not isinstance(array, np.ndarray):
+            raise TypeError(
+                "inputs must be arrays by the bytes of content_hash(array), not "
+                f"{said_of(array)} by {said_of(key)}"
+            )
 
 
 class Missing(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ..actors.util import check_instance
 from ._catalogue import METRICS
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def grafana_dashboard(*, title: str = "atomr_accel") -> dict[str, _Json]:
     Returns:
         An object of Grafana's dashboard schema, version 39 (Grafana 10 and newer).
     """
+    check_instance("title", title, str)
     panels: list[_Json] = []
     line = 0
     ordered = sorted(METRICS.values(), key=lambda metric: _ORDER.index(_row(metric)))

@@ -17,6 +17,7 @@ from ..actors import ActorSystem
 from ..actors.blocks import enters
 from ..actors.util import check_instance
 from ..patterns import Observer
+from ..wire.options import flag
 from ._catalogue import ITEMS, Histogram, MetricsSnapshot
 from ._states import take_actors, take_device, take_gpus, take_pattern
 from ._tally import SystemTally, durations
@@ -93,6 +94,7 @@ class Metrics:
         """
         if name is not None:
             check_instance("a name", name, str)
+        timed, every_op = flag(timed, "timed"), flag(every_op, "every_op")
         self._settle_here()
         with ExitStack() as stack:
             if isinstance(what, Device):

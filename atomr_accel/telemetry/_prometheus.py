@@ -15,7 +15,7 @@ from ..actors.util import check_instance
 from ..wire.options import count
 from ._metrics import require_metrics
 from ._packages import package
-from .host_header import MISDIRECTED, REFUSAL, is_here
+from .host_header import MISDIRECTED, REFUSAL, host_names, is_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -115,7 +115,7 @@ async def serve_prometheus(
     """
     check_instance("host", host, str)
     port = count(port, "port", 0, 65535)
-    page = _Page(metrics, frozenset(name.lower() for name in names))
+    page = _Page(metrics, host_names(names))
     async with PlainNursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host=host)
         nursery.start_soon(partial(trio.serve_listeners, page.serve, listeners))

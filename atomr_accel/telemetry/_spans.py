@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any, final
 
 from .. import __version__
+from ..actors import ActorSystem
 from ..actors.blocks import enters
+from ..actors.util import check_instance
 from ..device import Device
 from ..lanes import DeviceInstrument
 from ..ops import Request
@@ -176,6 +178,7 @@ def export_spans(
     tracer = (provider or api.get_tracer_provider()).get_tracer("atomr_accel", __version__)
     spans = _Spans(api, context, tracer)
     system = watched.system if isinstance(watched, Device) else watched
+    check_instance("what is watched", system, ActorSystem)
     add_source(spans.traceparent)
     try:
         with system.instrumented(spans):

@@ -9,13 +9,20 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
+from ..wire.options import several, text
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 MISDIRECTED: Final = 421
 """The status of the answer to a request that was meant for another host (RFC 9110)."""
 
 REFUSAL: Final = "this is not the host that was asked for"
+
+
+def host_names(names: Iterable[str]) -> frozenset[str]:
+    """Return the allowed names of ``is_here``, as a program gives them."""
+    return frozenset(text(name, "a host name", 1).lower() for name in several(names, "names"))
 
 
 def is_here(hosts: Sequence[str], names: frozenset[str]) -> bool:

@@ -25,6 +25,7 @@ from ._trainer import (
     Trainer,
     TrainerOptions,
     TrainStep,
+    check_batches,
     checked_ranks,
     cut_rows,
     opened,
@@ -78,7 +79,6 @@ class ParameterServer(Trainer):
         self._begun: dict[int, int] = {}  # steps made when a rank began with its gradient
         self._lives = 0  # of the model: each goes back to a snapshot, or comes from a file
         self._changed = trio.Event()
-        self._end: BaseException | None = None
 
     async def run(
         self, data: Iterable[Any] | AsyncIterable[Any]
@@ -95,7 +95,10 @@ class ParameterServer(Trainer):
             LossNotFinite: a loss or gradient is infinite or NaN; it made no step.
             DeviceLost, ContextPoisoned: no device is left, or a batch has failed ``attempts``
                 times.
+            trio.ClosedResourceError: the trainer is closed.
         """
+        self._check_open()
+        check_batches(data)
         feed = _BatchFeed()
         self._feeds.add(feed)
         try:
@@ -135,8 +138,7 @@ class ParameterServer(Trainer):
     # --- jobs -------------------------------------------------------------------------------
 
     def _add(self, batch: Any, feed: _BatchFeed) -> None:
-        if self._end is not None:
-            raise self._end
+        self._check_open()
         cut_rows(batch, 1, "parts")
         feed.open += 1
         self._jobs.append(_GradientJob(batch, feed))
@@ -162,7 +164,9 @@ class ParameterServer(Trainer):
 
     def ended(self, cause: BaseException | None) -> None:
         """Refuse all that waits; see ``Service.ended``."""
-        self._refuse(cause or trio.ClosedResourceError("the trainer's block was left"))
+        super().ended(cause)
+        assert self._end is not None
+        self._refuse(self._end)
 
     def _refuse(self, error: BaseException) -> None:
         self._end = error

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from .._errors import said_of
+from ..wire.options import count, real
 
 Schedule = Callable[[int], float]
 """The learning rate of a step; the first step has number 0."""
@@ -19,9 +20,9 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> S
         peak: the largest learning rate.
         steps: number of steps until the floor; it stays there.
         warmup: number of steps of the rise, at most ``steps``.
-        floor: the last learning rate.
+        floor: the last learning rate, at most ``peak``.
     """
-    _check(steps, warmup, floor)
+    peak, steps, warmup, floor = _checked(peak, steps, warmup, floor)
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -36,7 +37,7 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> S
 
 def linear(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
     """Rise in a line to a learning rate, and fall in one; arguments as for `cosine`."""
-    _check(steps, warmup, floor)
+    peak, steps, warmup, floor = _checked(peak, steps, warmup, floor)
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -47,11 +48,9 @@ def linear(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> S
     return rate
 
 
-def _check(steps: int, warmup: int, floor: float) -> None:
-    if not 0 <= warmup <= steps:
-        raise ValueError(f"warmup must be from 0 to steps, {steps}, not {warmup}")
-    if floor < 0:
-        raise ValueError(f"floor must be 0 or more, not {floor}")
+def _checked(peak: float, steps: int, warmup: int, floor: float) -> tuple[float, int, int, float]:
+    peak, steps = real(peak, "peak", above=0), count(steps, "steps")
+    return peak, steps, count(warmup, "warmup", 0, steps), real(floor, "floor", least=0, most=peak)
 
 
 @final
@@ -80,16 +79,11 @@ class LossScale:
         backoff: float = 0.5,
         interval: int = 2000,
     ) -> None:
-        if not (value > 0 and growth >= 1 and 0 < backoff < 1 and interval >= 1):
-            raise ValueError(
-                "value must be above 0, growth at least 1, backoff between 0 and 1, and interval "
-                f"at least 1, not {value}, {growth}, {backoff} and {interval}"
-            )
-        self.value: float = float(value)
+        self.value: float = real(value, "value", above=0)
         self.good: int = 0
-        self.growth: Final = growth
-        self.backoff: Final = backoff
-        self.interval: Final = interval
+        self.growth: Final = real(growth, "growth", least=1)
+        self.backoff: Final = real(backoff, "backoff", above=0, below=1)
+        self.interval: Final = count(interval, "interval")
 
     def note(self, *, finite: bool) -> None:
         """Note whether the gradients of a step were finite."""

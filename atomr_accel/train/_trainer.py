@@ -29,6 +29,7 @@ from ..actors import Place, Service, serving
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
 from ..device import Device
+from ..wire.options import count, real, set_fields
 from ._data import TrainingData
 from ._files import read_snapshot, write_snapshot
 from ._optimizers import Optimizer
@@ -142,6 +143,7 @@ class Trainer(Service, ABC):
         self._scales: dict[int, tuple[float, int]] = {}  # before each step since the snapshot
         self._last = (math.nan, math.nan)
         self._turn = trio.Lock()
+        self._end: BaseException | None = None
 
     # --- what a program does with it --------------------------------------------------------
 
@@ -163,7 +165,10 @@ class Trainer(Service, ABC):
             LossNotFinite: a loss or gradient is infinite or NaN; nothing was changed.
             ReplicasDiffer: replicas differ, and no majority is right.
             DeviceLost, ContextPoisoned: no device is left, or a step has failed ``attempts`` times.
+            trio.ClosedResourceError: the trainer is closed.
         """
+        self._check_open()
+        check_batches(data)
         if isinstance(data, TrainingData):
             data = data.since(self.steps)
         if isinstance(data, AsyncIterable):
@@ -178,8 +183,13 @@ class Trainer(Service, ABC):
         """Make one step; arguments and errors are those of ``run``."""
 
     async def params(self) -> Any:
-        """Return the parameters as a tree of NumPy arrays; masters, if they have 16 bits."""
-        async with self._turn:
+        """Return the parameters as a tree of NumPy arrays; masters, if they have 16 bits.
+
+        Raises:
+            DeviceLost, ContextPoisoned: no device has the model.
+            trio.ClosedResourceError: the trainer is closed.
+        """
+        async with self._in_turn():
             (flat,), _ = await self._flats(1)
         return self._layout.tree(flat)
 
@@ -204,9 +214,12 @@ class Trainer(Service, ABC):
             TypeError: a note that JSON has not.
             DeviceLost, ContextPoisoned: no device has the model.
             OSError: the file cannot be written.
+            trio.ClosedResourceError: the trainer is closed.
         """
         json.dumps(note)
-        async with self._turn:
+        if data is not None:
+            check_instance("data", data, TrainingData)
+        async with self._in_turn():
             flats, step = await self._flats(1 + self._optimizer.slots)
         key = None if data is None else data.key
         about = {**self._about(), "step": step, "data": key, "note": note}
@@ -238,12 +251,15 @@ class Trainer(Service, ABC):
             SnapshotForeign: it is of another model, optimizer or data; the trainer is unchanged.
             DeviceLost, ContextPoisoned: a device failed meanwhile; the trainer is unchanged.
             OSError: the file cannot be read.
+            trio.ClosedResourceError: the trainer is closed.
         """
+        if data is not None:
+            check_instance("data", data, TrainingData)
         expected = self._about() if data is None else {**self._about(), "data": data.key}
         flats, about = await trio.to_thread.run_sync(
             read_snapshot, Path(path), self._layout, 1 + self._optimizer.slots, expected
         )
-        async with self._turn:
+        async with self._in_turn():
             await self._install(flats, about["step"])
             self._saved = self._made = about["step"]
             self._batches.clear()
@@ -270,6 +286,23 @@ class Trainer(Service, ABC):
     def depth(self) -> int:
         """Steps in progress or waiting."""
         return self._turn.statistics().tasks_waiting + self._turn.locked()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """Refuse all that follows; see ``Service.ended``."""
+        if self._end is None:
+            text = "the trainer is closed: its block was left, or its actor has ended"
+            self._end = trio.ClosedResourceError(text)
+            self._end.__cause__ = None if isinstance(cause, trio.Cancelled) else cause
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        async with self._turn:
+            self._check_open()
+            yield
 
     def _about(self) -> dict[str, Any]:
         """Facts that must be equal in a snapshot's file."""
@@ -350,7 +383,7 @@ class LockstepTrainer(Trainer):
     async def make_step(self, batch: Any) -> TrainStep:
         """Make one step; see ``Trainer.make_step``."""
         shards = self._split(batch)
-        async with self._turn:
+        async with self._in_turn():
             return await self._make(shards)
 
     @abstractmethod
@@ -432,16 +465,12 @@ class TrainerOptions:
     loss_scale: LossScale | None = None
 
     def __post_init__(self) -> None:
-        digests = 1 if self.digest_every is None else self.digest_every
-        for name, value in (
-            ("snapshot_every", self.snapshot_every),
-            ("digest_every", digests),
-            ("attempts", self.attempts),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be above 0, not {self.clip}")
+        for name in ("snapshot_every", "digest_every", "attempts"):
+            value = getattr(self, name)
+            if value is not None or name != "digest_every":
+                set_fields(self, **{name: count(value, name)})
+        if self.clip is not None:
+            set_fields(self, clip=real(self.clip, "clip", above=0, infinity=True))
         if self.loss_scale is not None:
             check_instance("loss_scale", self.loss_scale, LossScale)
 
@@ -468,6 +497,12 @@ def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be an Optimizer, not {said_of(optimizer)}")
     return list(enumerate(devices))
+
+
+def check_batches(data: object) -> None:
+    """Raise unless there are batches in it."""
+    if not isinstance(data, (Iterable, AsyncIterable)):
+        raise TypeError(f"data must be an iterable of batches, not {said_of(data)}")
 
 
 def cut_rows(batch: Any, count: int, kind: str) -> list[Any]:

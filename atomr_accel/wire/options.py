@@ -1,4 +1,4 @@
-"""Options of functions, checked in the caller: flags, whole numbers, real numbers.
+"""Options of functions, checked in the caller: flags, whole numbers, real numbers, texts.
 
 Every public number of the package passes through ``whole``, ``count`` or ``real``. They return a
 plain int or float. Scalars of NumPy, arrays without dimensions, fractions and other members of
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -97,6 +98,26 @@ def real(
         given = value if isinstance(value, int | float) else number
         raise ValueError(f"{name} must be {' and '.join(limits) or otherwise}, not {given}")
     return number
+
+
+def text(value: Any, name: str, least: int = 0) -> str:
+    """Return a text that UTF-8 can encode, of ``least`` characters or more."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {_shown(value)}")
+    if len(value) < least:
+        raise ValueError(f"{name} must be a text of some characters, not an empty one")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be Unicode, not {value!r} with half a pair") from None
+    return value
+
+
+def several(value: Any, name: str) -> tuple[Any, ...]:
+    """Return an iterable as a tuple; a string is refused, since it would be taken apart."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be several in a list, not {_shown(value)}; write [...]")
+    return tuple(value)
 
 
 def set_fields(made: object, **values: object) -> None:

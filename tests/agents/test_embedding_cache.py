@@ -241,6 +241,9 @@ async def test_bad_arguments_are_refused() -> None:
             await cache([1])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="array of numbers"):
             await cache("x")
+    async with open_embedding_cache(lambda _: np.ones(3), size=2) as cache:  # type: ignore[arg-type, return-value]
+        with pytest.raises(TypeError, match="compute must be an async function, and returned nd"):
+            await cache("x")
 
 
 async def test_a_buffer_of_another_device_is_refused() -> None:

@@ -222,10 +222,26 @@ async def test_bad_input_of_retrieval_is_refused(device: Device, tmp_path: Path)
                 await rag.add("y", " \n")
             with pytest.raises(TypeError, match="text must be"):
                 await rag.add("y", 3)  # type: ignore[arg-type]
+            half = "\ud800"
+            for call in (
+                lambda: rag.add(half, "text"),
+                lambda: rag.add("y", half),
+                lambda: rag.remove(half),
+                lambda: rag.search(half),
+            ):
+                with pytest.raises(ValueError, match="must be Unicode, not"):
+                    await call()
             with pytest.raises(ValueError, match="k must be"):
                 await rag.search("x", 0)
             for odd in ('"', "a AND NOT (b", "*", "'); DROP TABLE passages; --"):
                 assert len(await rag.search(odd)) == 1
+
+        def at_once(texts: list[str]) -> Any:
+            return np.zeros((len(texts), index.dimension), np.float32)
+
+        async with open_rag(index, tmp_path / "r", at_once) as rag:
+            with pytest.raises(TypeError, match="embed must be an async function, and returned nd"):
+                await rag.add("y", "text")
 
 
 @on_shared

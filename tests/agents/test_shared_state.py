@@ -290,3 +290,33 @@ async def test_versions_are_watched_after_a_number(device: Device) -> None:
         await state.create("x", np.ones(1))
         with pytest.raises(TypeError, match="after must be"):
             await anext(state.watch("x", after="1"))  # type: ignore[arg-type]
+
+
+@on_shared
+async def test_a_task_does_not_wait_for_itself(device: Device) -> None:
+    """Leases of one task that would wait for each other are refused; others are as before."""
+    async with open_shared_state(device) as state, trio.open_nursery() as nursery:
+        await state.create("x", np.zeros(1))
+        await state.create("y", np.zeros(1))
+
+        async def write() -> None:
+            async with state.writing("x") as lease:
+                await lease.commit(np.ones(1))
+
+        async with state.reading("x") as lease:
+            async with state.reading("x"), state.writing("y"):
+                pass
+            with pytest.raises(RuntimeError, match="for which it would wait itself"):
+                await write()
+            assert state.statistics().waiting == 0
+            nursery.start_soon(write)
+            await wait_all_tasks_blocked()
+            with pytest.raises(RuntimeError, match="for which it would wait itself"):
+                async with state.reading("x"):
+                    pass
+            assert lease.valid
+        await wait_all_tasks_blocked()
+        async with state.writing("x") as lease:
+            await lease.release()
+            await write()
+        assert (await state.current("x")).number == 3

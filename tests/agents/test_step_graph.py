@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atomr_accel import Device
+from atomr_accel import Device, GpuRef
 from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     END,
@@ -701,6 +701,45 @@ async def test_arrays_of_any_byte_order_are_kept(array: Any) -> None:
 def test_what_cannot_be_kept_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="in a state must"):
         encode(value)
+
+
+@on_shared
+async def test_buffers_are_no_part_of_a_state(device: Device) -> None:
+    ref = await device.put(np.ones(2))
+    for value in (ref, {"a": [ref]}):
+        with pytest.raises(TypeError, match="must be plain values and arrays, not GpuRef; get"):
+            encode(value)
+
+    @dataclass
+    class Holding:
+        ref: GpuRef
+
+    Holding.__annotations__["ref"] = GpuRef
+    with pytest.raises(TypeError, match="field ref of the state must be of a type"):
+        StepGraph(Holding)
+
+
+async def test_arguments_of_runs_are_checked() -> None:
+    wrong: Any
+    async with open_step_graph(graph_of("a", (START, "a"))) as runner:
+        await runner.run(Talk())
+        for call in (
+            lambda thread: runner.run(Talk(), thread=thread),
+            lambda thread: runner.resume(thread),
+            lambda thread: runner.history(thread),
+            lambda thread: runner.forget(thread),
+        ):
+            with pytest.raises(ValueError, match="thread must be a text of some characters"):
+                await call("")
+            with pytest.raises(TypeError, match="thread must be text, not 3"):
+                await call(3)
+        for wrong, kind in (
+            ({"step": 1.0}, TypeError),
+            ({"step": -1}, ValueError),
+            ({"answers": ()}, TypeError),
+        ):
+            with pytest.raises(kind, match=f"{next(iter(wrong))} must be"):
+                await runner.resume(**wrong)
 
 
 async def test_a_state_that_cannot_be_kept_leaves_the_thread_as_it_was() -> None:

@@ -210,6 +210,7 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
             (2, ["x"] * DIMENSION, None, TypeError, "must be real numbers"),
             (-1, np.ones(DIMENSION), None, ValueError, "ids must be from 0"),
             ([2**63, 2**63 + 1], drawn(0, 2), None, ValueError, "63 - 1, not 9223372036854775808"),
+            (2**70, np.ones(DIMENSION), None, ValueError, "an id must be a whole number from 0 to"),
             (1.5, np.ones(DIMENSION), None, TypeError, "ids must be one whole number"),
             ([2, 2], drawn(0, 2), None, ValueError, "ids must be different"),
             (2, np.ones(DIMENSION), [1], TypeError, "a payload must be a mapping"),

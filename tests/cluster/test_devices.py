@@ -10,6 +10,7 @@ import trio
 
 from atomr_accel import GpuRefStale, Unsupported, open_device
 from atomr_accel.cluster import ClusterSettings, MemoryStore, RemoteBuffer, open_cluster
+from atomr_accel.patterns import Closed
 from atomr_accel.testing import poison
 from tests.harness import BACKEND, used_by
 
@@ -65,6 +66,27 @@ async def test_a_device_of_another_node_computes() -> None:
             assert used_by(device) <= used
             await refused(LookupError, "none of index 7", a.open_device, "b/7")
             await refused(ValueError, "must be like", a.open_device, "b:0")
+        nursery.cancel_scope.cancel()
+
+
+async def test_devices_are_used_within_their_block() -> None:
+    async with trio.open_nursery() as nursery, open_device(0, backend=BACKEND) as device:
+        store, network = MemoryStore(), Network(nursery)
+        async with node("a", store, network) as a, node("b", store, network, devices=[device]):
+            await a.wait_for(2)
+            used = used_by(device)
+            async with a.open_device("b/0") as remote:
+                await remote.put(np.ones(5))
+            async with a.open_devices() as devices, devices.place() as other:
+                await other.put(np.ones(5))
+            for each in (remote, other):
+                with pytest.raises(Closed, match="b/0 is closed: its block was left"):
+                    await each.put(np.ones(5))
+            with pytest.raises(Closed, match="the devices are closed"):
+                async with devices.place():
+                    pass
+            while used_by(device) > used:  # what is freed is used until its op's end was noted
+                await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 
 

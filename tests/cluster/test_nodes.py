@@ -94,7 +94,7 @@ class Nodes:
             "settings": SETTINGS,
             "messages": [Add, Read, Fail, Hold],
         }
-        return open_cluster("test", node=name, store=self.store, **{**given, **options})
+        return open_cluster("test", node=name, **{"store": self.store, **given, **options})
 
 
 @asynccontextmanager
@@ -252,6 +252,12 @@ async def _arguments(folder: Path) -> None:
     for options, kind, said in (
         ({"credentials": None}, ValueError, "make-certificates"),
         ({"messages": [int]}, TypeError, "subclasses of Message"),
+        ({"messages": Add}, TypeError, "messages must be several in a list"),
+        ({"devices": 3}, TypeError, "devices must be several in a list"),
+        ({"devices": [3]}, TypeError, "a device must be an instance of Device"),
+        ({"messages": "ab"}, TypeError, "messages must be several in a list"),
+        ({"store": 3}, TypeError, "store must be a FencingStore, not int"),
+        ({"credentials": Credentials.in_folder(folder, "b")}, ValueError, "those of node 'a', not"),
         ({"entities": [Counter]}, TypeError, "subclasses of Entity"),
         ({"settings": 3}, TypeError, "ClusterSettings"),
     ):
@@ -268,6 +274,16 @@ async def _arguments(folder: Path) -> None:
             a.singleton(Counter)
         with pytest.raises(ValueError, match="lower-case letters"):
             a.actor("A", "x")
+        with pytest.raises(TypeError, match="nodes must be a whole number"):
+            await a.wait_for("a")
+        wrong: Any
+        for wrong, match in (
+            (("gpus", 3, 1.0), "tenant must be text"),
+            ((3, "ann", 1.0), "name must be text"),
+            (("gpus", "ann", "a"), "cost must be a real number"),
+        ):
+            with pytest.raises(TypeError, match=match):
+                a.slot(wrong[0], wrong[1], cost=wrong[2])
 
 
 def test_bad_arguments_are_refused(folder: Path) -> None:

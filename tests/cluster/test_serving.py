@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from atomr_accel import ContextPoisoned
 from atomr_accel.actors import Actor, handler, open_actor_system
 from atomr_accel.cluster import Cluster, ConnectionLost
-from atomr_accel.patterns import open_fair_share
+from atomr_accel.patterns import Closed, open_fair_share
 
 from .simulated import Add, Read
 from .worlds import world
@@ -82,6 +82,8 @@ async def test_replicas_of_all_nodes_share_the_messages() -> None:
             for each in ones:
                 assert each.held is not None
                 each.held.set()
+        with pytest.raises(Closed, match="the pool is closed"):
+            await pool.ask(Add(9))
         assert sum(each.answered for each in pool.statistics()) == 8
         assert all(len(each.asked) >= 3 for each in ones)
 

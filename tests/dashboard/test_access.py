@@ -107,6 +107,22 @@ async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
             assert "set-cookie" not in headers
 
 
+async def test_wrong_options_are_refused() -> None:
+    wrong: Any
+    async with open_actor_system("s") as system:
+        for wrong, match in (
+            ({"names": "gpu-box"}, "names must be several in a list"),
+            ({"names": [3]}, "a host name must be text"),
+            ({"patterns": 3}, "patterns must be an instance of Mapping"),
+            ({"nvml": 3}, "nvml must be what open_nvml gives"),
+            ({"public": "no"}, "public must be True or False"),
+            ({"announce": "no"}, "announce must be True or False"),
+        ):
+            with pytest.raises(TypeError, match=match):
+                async with open_dashboard(system, **wrong):
+                    pass
+
+
 async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
     async with (
         open_actor_system("s") as system,

@@ -259,6 +259,9 @@ async def test_leaving_a_stream_ends_its_request_at_once() -> None:
             await anext(pieces)
         told = model.statistics()
         assert (told.running, told.pages_used, told.aborted) == (0, 0, 1)
+        with pytest.raises(Closed, match="the stream is closed: its block was left"):
+            while True:  # after the pieces that were there
+                await anext(pieces)
         with trio.CancelScope() as scope:
             async with model.generate(_request(4, most=100)) as pieces:
                 await anext(pieces)

@@ -29,7 +29,7 @@ from atomr_accel.patterns import (
     open_hot_swap,
 )
 
-from ..harness import on_mock_clock
+from ..harness import on_mock_clock, refused
 from .worlds import poisoned
 
 
@@ -647,3 +647,17 @@ async def test_a_key_is_text_or_bytes_also_while_nothing_is_loaded(
             await swap.ask(1, key=key)
         nursery.cancel_scope.cancel()
     assert len(old.calls) + len(new.calls) == 3
+
+
+async def test_options_are_checked() -> None:
+    model = Model("a")
+    wrong: Any
+    for wrong in ({"version": 3}, {"idempotent": "yes"}, {"rng": "a"}):
+        await refused(
+            TypeError, f"{next(iter(wrong))} must be", open_hot_swap, model.factory, **wrong
+        )
+    await refused(ValueError, "version must be", open_hot_swap, model.factory, version="")
+    async with open_hot_swap(model.factory) as swap:
+        for wrong in ({"canary": 0.5}, {"name": 3}, {"warm_up": 3}):
+            with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
+                await swap.load(model.factory, **wrong)

@@ -21,6 +21,7 @@ from atomr_accel.patterns import (
     Retry,
     is_device_fault,
     is_transient,
+    mixture_of_experts,
     open_moe,
 )
 from atomr_accel.testing import poison
@@ -312,6 +313,16 @@ async def test_a_fault_costs_a_retry_and_nothing_else() -> None:
 async def test_a_layer_that_cannot_be_is_refused() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     async with opened(isolation="thread") as device:
+        odd: Any
+        for odd, text in ((device, "devices must be several"), ([3], "must be open devices")):
+            with pytest.raises(TypeError, match=text):
+                async with open_moe(odd, weights):
+                    pass
+        x: Any = np.ones((2, 4), np.float32)
+        there: Any = weights
+        odd = device
+        with pytest.raises(TypeError, match="to must be a batch or a recording, not a Device"):
+            mixture_of_experts(odd, x, there, Gating())
         for devices, changed, options, text in (
             ([device] * 3, weights, {}, "devices for 2 experts must be 1 to 2, not 3"),
             ([], weights, {}, "devices for 2 experts must be 1 to 2, not 0"),

@@ -627,10 +627,14 @@ async def test_restart_of_a_closed_pool_is_refused(
         ({"max_in_flight": 1.5}, TypeError),
         ({"overflow": "reject"}, TypeError),
         ({"hedge": 0.95}, TypeError),
+        ({"breaker": 1}, TypeError),
+        ({"breaker": lambda: 1}, TypeError),
+        ({"idempotent": "yes"}, TypeError),
+        ({"rng": "a"}, TypeError),
     ],
 )
 async def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
-    await refused(error, None, opened, Worker(), **options)
+    await refused(error, "must be|must make", opened, Worker(), **options)
 
 
 async def test_factory_result_is_checked() -> None:

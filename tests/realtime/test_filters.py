@@ -240,11 +240,14 @@ async def test_bad_input_is_refused_in_the_caller(device: Device) -> None:
     byte = await device.put(np.zeros((6, 8), np.uint8))
     line = await device.put(np.zeros(6, np.float32))
     three = await device.put(picture(6, 8, 3))
+    gray = await filters.space("rgb2gray")
     wrong: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         (lambda on: filters.median(on, byte, 3), TypeError, "image must be float32"),
         (lambda on: filters.median(on, line, 3), ValueError, "image must have shape"),
         (lambda on: filters.median(on, image[:, ::2], 3), ValueError, "image must be contiguous"),
         (lambda on: filters.median(on, None, 3), TypeError, "image must be an instance of GpuRef"),  # type: ignore[arg-type]
+        (lambda _: filters.median(device, image, 3), TypeError, "on must be a batch or a rec"),  # type: ignore[arg-type]
+        (lambda _: filters.convert(device, three, gray), TypeError, "on must be a batch or a rec"),  # type: ignore[arg-type]
         (lambda on: filters.median(on, image, 4), ValueError, "size must be odd"),
         (lambda on: filters.median(on, image, 9), ValueError, "size must be from 3 to 7"),
         (lambda on: filters.median(on, image, 3, border="mirror"), ValueError, "border must be"),  # type: ignore[arg-type]

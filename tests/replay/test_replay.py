@@ -364,6 +364,48 @@ async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
         await again(path, functions={"duobled": doubled_wrongly})
 
 
+async def test_arrays_in_another_byte_order_are_recorded(tmp_path: Path) -> None:
+    """A journal has the numbers, in the order that the device has them."""
+    path = tmp_path / "journal"
+    swapped = np.arange(3, dtype=">f4")
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, results=True):
+            x = await device.put(swapped)
+            await device.get(await device.evaluate(2 * x))
+        report = await replay_journal(path, device, inputs={content_hash(swapped): swapped})
+    assert report.same, report
+    assert content_hash(swapped) == content_hash(swapped.astype(np.float32))
+
+
+async def test_arguments_of_replays_are_refused_where_they_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    await record_three(path)
+    wrong: Any
+    async with opened(isolation="thread") as device:
+        for call in (read_journal, lambda given: replay_journal(given, device)):
+            with pytest.raises(TypeError, match="a journal must be a path or a storage, not int"):
+                await call(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a journal must be a path or a storage, not int"):
+            open_journal(device, 3)  # type: ignore[arg-type]
+        for wrong, match in (
+            ({"inputs": {"a": 1}}, "inputs must be arrays by the bytes of content_hash"),
+            ({"inputs": [1]}, "inputs must be an instance of Mapping"),
+            ({"functions": {"doubled": 3}}, r"functions\['doubled'\] must be a function, not int"),
+        ):
+            with pytest.raises(TypeError, match=match):
+                await replay_journal(path, device, **wrong)
+            with pytest.raises(TypeError, match=match):
+                await state_at(path, 1, device, **wrong)
+    for made in (
+        lambda: replay_journal(path, None),  # type: ignore[arg-type]
+        lambda: state_at(path, 1, None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match="device must be an instance of Device"):
+            await made()
+    with pytest.raises(TypeError, match="device must be an instance of Device"):
+        open_journal(None, tmp_path / "other")  # type: ignore[arg-type]
+
+
 async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)

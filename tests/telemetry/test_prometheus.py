@@ -242,6 +242,10 @@ async def test_what_metrics_observe_is_refused_in_their_place() -> None:
         PrometheusCollector(wrong)
     with pytest.raises(TypeError, match=advice):
         export_to_opentelemetry(wrong)
+    for names, text in (("gpu-7", "names must be several in a list"), ([3], "a host name must be")):
+        with pytest.raises(TypeError, match=text):
+            async with serve_prometheus(Metrics(), names=names):  # type: ignore[arg-type]
+                pass
 
 
 async def test_failed_scrape_is_logged_and_the_program_continues(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,6 +138,37 @@ async def test_prefetched_fails() -> None:
     with pytest.raises(ValueError, match="ahead must be"):
         async with train.prefetched([], ahead=0):
             pass
+
+
+@pytest.mark.parametrize(
+    "kind", [train.open_data_parallel, partial(train.open_parameter_server, staleness=1)]
+)
+@pytest.mark.parametrize("failing", [False, True])
+async def test_closed(tmp_path: Path, kind: Any, failing: bool) -> None:
+    """After its block a trainer makes no step, and neither reads nor writes a model."""
+    data, params = dataset(), model(np.random.default_rng(1))
+    path = tmp_path / "run.safetensors"
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        with suppress(ZeroDivisionError):
+            async with kind(
+                [device], train.gradient_step(loss), params, train.SGD(lr=0.1)
+            ) as trainer:
+                await trainer.make_step(data[0])
+                await trainer.save(path)
+                if failing:
+                    raise ZeroDivisionError
+        for call in (
+            lambda: anext(trainer.run(data)),
+            lambda: anext(trainer.run([])),
+            lambda: trainer.make_step(data[1]),
+            trainer.params,
+            lambda: trainer.save(tmp_path / "other"),
+            lambda: trainer.restore(path),
+        ):
+            with pytest.raises(trio.ClosedResourceError, match="the trainer is closed") as caught:
+                await call()
+            assert isinstance(caught.value.__cause__, ZeroDivisionError) is failing
+    assert trainer.steps == 1
 
 
 async def test_resumes_in_an_epoch(tmp_path: Path) -> None:

@@ -225,6 +225,11 @@ async def test_refused() -> None:
                 await trainer.make_step({"x": data["x"].astype(object), "y": data["y"]})
             with pytest.raises(TypeError, match="tree of NumPy arrays"):
                 await trainer.make_step({"x": 3})
+            with pytest.raises(TypeError, match="data must be an iterable of batches, not int"):
+                await anext(trainer.run(5))  # type: ignore[arg-type]
+            for call in (trainer.save, trainer.restore):
+                with pytest.raises(TypeError, match="data must be an instance of TrainingData"):
+                    await call("nowhere", data=3)  # type: ignore[arg-type]
             bad = {"x": data["x"], "y": data["y"].copy()}
             bad["y"][3] = np.nan
             with pytest.raises(train.LossNotFinite) as caught:

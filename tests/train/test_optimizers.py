@@ -150,7 +150,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "nesterov": (lambda: train.SGD(lr=1, nesterov=True), "momentum must be above 0"),
     "betas": (lambda: train.Adam(lr=1, betas=(0.9, 1.0)), r"betas\[1\] must be"),
     "warmup": (lambda: train.cosine(1, steps=1, warmup=2), "warmup must be"),
-    "scale": (lambda: train.LossScale(0), "value must be above 0"),
+    "steps": (lambda: train.cosine(1, steps=0), "steps must be"),
+    "peak": (lambda: train.cosine(-1, steps=5), "peak must be"),
+    "floor": (lambda: train.linear(0.1, steps=5, floor=0.2), "floor must be"),
+    "scale": (lambda: train.LossScale(0), "value must be more than 0"),
     "none": (lambda: train.ModelLayout({}, train.SGD(lr=1)), "at least one array"),
 }
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..._errors import Unsupported
+from ...actors.util import check_instance
 from ...arrays.expressions import index
+from ...device import Device
 from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 
@@ -49,6 +51,10 @@ def mixture_of_experts(
     Raises:
         Unsupported: without a capacity, sizes of products depend on what the device finds out.
     """
+    check_instance("gating", gating, Gating)
+    given: object = to
+    if isinstance(given, Device):
+        raise TypeError("to must be a batch or a recording, not a Device; open_moe takes devices")
     if gating.capacity_factor is None:
         raise Unsupported(
             "without a capacity_factor, sizes depend on what the router chooses, which nobody "

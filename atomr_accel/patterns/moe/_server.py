@@ -13,6 +13,7 @@ from ..._errors import said_of
 from ...actors import Place
 from ...actors.blocks import opens
 from ...actors.util import NoPublicConstructor, check_instance
+from ...wire.options import several
 from .._calls import CallsInProgress, InCallers, RequestCounts, serving_callers, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
@@ -334,6 +335,10 @@ async def open_moe(
     check_instance("weights", weights, MoeWeights)
     check_weights(weights)
     experts = weights.up.shape[0]
+    devices = several(devices, "devices")
+    for device in devices:
+        if not hasattr(device, "generation"):
+            raise TypeError(f"devices must be open devices, not {said_of(device)}")
     if not 1 <= len(devices) <= experts:
         raise ValueError(
             f"devices for {experts} experts must be 1 to {experts}, not {len(devices)}"
