@@ -74,7 +74,18 @@ PYPROJECT = load_toml(ROOT / "pyproject.toml")
 ARRAY_API_SUITE = "https://github.com/data-apis/array-api-tests"
 ARRAY_API_COMMIT = "55fcc60179efa2680ddd6cd926ddf17b83530e2b"
 
-LINALG_SUITES = {
+NUMPY_SUITES = {
+    "numpy.lib.tests.test_arraysetops": "",
+    "numpy.lib.tests.test_arraypad": "",
+    "numpy.lib.tests.test_function_base": "",
+    "numpy.lib.tests.test_histograms": "",
+    "numpy.lib.tests.test_index_tricks": "",
+    "numpy.lib.tests.test_nanfunctions": "",
+    "numpy.lib.tests.test_shape_base": "",
+    "numpy.lib.tests.test_twodim_base": "",
+    "numpy._core.tests.test_einsum": "",
+    "numpy._core.tests.test_numeric": "",
+    "numpy._core.tests.test_shape_base": "",
     "numpy.linalg.tests.test_linalg": "",
     "scipy.linalg.tests.test_basic": "TestSolveTriangular or TestInv or TestDet",
     "scipy.linalg.tests.test_decomp": "TestSVD or TestSVDVals or TestEigh",
@@ -84,7 +95,7 @@ LINALG_SUITES = {
     "scipy.linalg.tests.test_decomp_polar": "",
     "scipy.linalg.tests.test_matfuncs": "TestExpM and not ConditionNumber",
 }
-"""Other people's tests of what ``device.linalg`` has, and which of them."""
+"""Other people's tests of what devices have, and which of them."""
 
 GPU_SUITES = {
     "cublas": ("blas", "blaslt"),
@@ -254,16 +265,16 @@ def array_api(session: nox.Session) -> None:
 
 
 @nox.session
-def linalg_suites(session: nox.Session) -> None:
-    """Run NumPy's and SciPy's own tests of what ``device.linalg`` has; words go to pytest.
+def numpy_suites(session: nox.Session) -> None:
+    """Run NumPy's and SciPy's own tests of what devices have; words go to pytest.
 
-    What is left out, and why, is told in ``tests/linalg_suites/skips.txt``.
+    What is left out, and why, is told in ``tests/numpy_suites/skips.txt``.
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    options = ("-p", "tests.linalg_suites.plugin", "--noconftest", "--import-mode=importlib")
+    options = ("-p", "tests.numpy_suites.plugin", "--noconftest", "--import-mode=prepend")
     quiet = ("-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "-q")
     env = {"ATOMR_TEST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)}
-    for module, words in LINALG_SUITES.items():
+    for module, words in NUMPY_SUITES.items():
         chosen = ("-k", words) if words else ()
         pytest = ("-m", "pytest", *options, *quiet, *chosen, "--pyargs", module)
         _python(session, *pytest, *session.posargs, env=env)

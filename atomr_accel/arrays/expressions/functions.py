@@ -32,7 +32,7 @@ from .expression import (
     view,
     where,
 )
-from .promotion import FLOAT32, MANY, clipped, kind_of
+from .promotion import FLOAT32, MANY, clipped, common, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -399,7 +399,13 @@ def _isclose(
     equal_nan: bool = False,
 ) -> Expression:
     x, y, relative, absolute = values_of((a, b, rtol, atol))
-    other = y if isinstance(y, Operand) else constant(y)
+    if isinstance(y, Operand):
+        other = y
+    else:  # a number of Python's takes the dtype of the array, as in operators
+        number: Any = float(y) if isinstance(y, int) else y
+        kind = kind_of(number)
+        weak = isinstance(kind, type) and isinstance(x, Operand) and common((x.dtype, kind))
+        other = constant(number, weak or None)
     if other.dtype.kind in "biu":
         other = cast(other, _FLOAT64)
     bound = ufunc("add", absolute, ufunc("multiply", relative, ufunc("absolute", other)))

@@ -93,8 +93,8 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Central differences, and differences to one side at the edges; as ``numpy.gradient``.
 
-        ``varargs`` are the distance of elements, one for all axes or for each: a number, or the
-        coordinates in one dimension. The result is a tuple if there are several axes.
+        ``varargs`` are the distance of elements, one number for all axes, or for each axis a number
+        or the coordinates in one dimension. The result is a tuple if there are several axes.
         """
         given = self._operand(f, "f")
         ndim = len(given.shape)
@@ -102,12 +102,12 @@ class Calculus(Sorting[D]):
         if edge_order not in (1, 2):
             raise ValueError(f"edge_order must be 1 or 2, not {edge_order!r}")
         spaces: list[Any] = [*varargs] or [1.0]
-        if len(spaces) == 1:
+        if len(spaces) == 1 and not getattr(spaces[0], "shape", ()):
             spaces *= len(axes)
         if len(spaces) != len(axes):
             raise TypeError(
-                f"gradient takes no distance, one, or one for each of {len(axes)} axes, not "
-                f"{len(spaces)}"
+                f"gradient takes no distance, one number, or one distance or coordinates for each "
+                f"of {len(axes)} axes, not {len(spaces)}"
             )
         for at, space in zip(axes, spaces, strict=True):
             if given.shape[at] < edge_order + 1:

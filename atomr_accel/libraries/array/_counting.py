@@ -294,6 +294,8 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | Operand:
         return count
     if isinstance(bins, str):
         raise TypeError(f"bins must be a number or edges, not {bins!r}")
+    if not np.ndim(bins) and not isinstance(bins, Operand):
+        raise TypeError(f"bins must be a whole number or edges, not {bins!r}; convert it with int")
     if isinstance(bins, Operand):
         if len(bins.shape) != 1:
             raise ValueError("`bins` must be 1d, when an array")

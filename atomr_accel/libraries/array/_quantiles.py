@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
-from ..._dtypes import HALVES, as_dtype, is_added, is_float
+from ..._dtypes import HALVES, as_dtype, is_float
 from ...arrays.expressions import Operand, broadcast, constant
 from ...arrays.expressions.axes import axes_of
 from ...arrays.expressions.expression import cast, ufunc, where
@@ -111,7 +111,7 @@ class Quantiles(Sorting[D]):
                 method or of another shape.
             TypeError, Unsupported: as ``sort``.
         """
-        shares = self._shares(a, q) if _name.endswith("percentile") else q
+        shares = self._shares(q) if _name.endswith("percentile") else q
         return self._quantiles(_name, a, shares, axis, out, method, weights, keepdims=keepdims)
 
     percentile: Final = quantile.like(
@@ -127,16 +127,12 @@ class Quantiles(Sorting[D]):
         """
     )
 
-    def _shares(self, a: Operand, q: Any) -> Any:
+    def _shares(self, q: Any) -> Any:
         """Return hundredths as quantiles."""
         if isinstance(q, Operand):
             raise TypeError("q must be numbers of the program's; fetch them first")
-        dtype = self._operand(a, "a").dtype
-        numpys = is_float(dtype) and not is_added(dtype)  # 100 has no place in some of the others
-        shares: Any = np.true_divide(q, dtype.type(100) if numpys else 100)
-        if type(q) in (int, float) and not numpys:
-            return float(shares)
-        return shares
+        shares: Any = np.true_divide(q, 100)  # in the precision of q, as a float32 0.4 is more
+        return float(shares) if type(q) in (int, float) else shares
 
     def _quantiles(
         self,

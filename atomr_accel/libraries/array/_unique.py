@@ -86,7 +86,7 @@ class Unique(Sorting[D]):
             return_inverse: whether to return, for each element, its index in the result.
             return_counts: whether to return how often each occurs.
             axis: the axis whose parts are compared as a whole, sorted by each of their elements in
-                turn; None flattens ``ar``. NaN in them are never equal.
+                turn, and NaN in them are never equal; None flattens ``ar``.
             equal_nan: whether NaN are equal.
 
         Returns:
@@ -97,6 +97,7 @@ class Unique(Sorting[D]):
         flags = return_index, return_inverse, return_counts
         if axis is not None:
             at = normalize_axis_index(operator.index(axis), len(given.shape))
+        if axis is not None and len(given.shape) > 1:
             return self._several("unique", lambda steps: self._parts(steps, given, at, flags))
 
         def made_of(found: tuple[GpuRef, ...]) -> GpuRef | tuple[GpuRef, ...]:

@@ -243,9 +243,21 @@ async def test_elementwise(device: Device, shape: tuple[int, ...], seed: int, dt
     for equal in (False, True):
         got = await array.isclose(x, y, equal_nan=equal)
         same(await fetched(device, got), by_numpy("isclose", host, other, equal_nan=equal))
+    for number in (1, 2.0, 1.0 - 2.0**-52, np.float64(1.0 - 2.0**-52), float("nan"), 10**9):
+        got = await array.isclose(x, number, rtol=0, atol=0)
+        same(await fetched(device, got), by_numpy("isclose", host, number, rtol=0, atol=0))
     out = await put(device, np.zeros_like(host), "gaps")
     assert await array.clip(x, -1, 1, out) is out
     same(await fetched(device, out), by_numpy("clip", host, -1, 1))
+
+
+@on_shared
+async def test_nearly_equal_numbers_take_the_dtype_of_the_array(device: Device) -> None:
+    ones = await put(device, np.ones(2, np.float32))
+    below = 1.0 - 2.0**-52  # 1 in single precision
+    for number in (below, np.float64(below)):
+        got = await device.array.isclose(ones, number, rtol=0, atol=0)
+        same(await fetched(device, got), np.isclose(np.ones(2, np.float32), number, 0, 0))
 
 
 @on_shared

@@ -218,6 +218,28 @@ async def test_unique(
     same(await fetched(device, await array.unique_values(x)), np.unique_all(host).values)
 
 
+@on_shared
+async def test_percentiles_of_single_precision_are_at_the_places_of_their_hundredths(
+    device: Device,
+) -> None:
+    host = np.array([15, 20, 35, 40, 50], np.float32)
+    x = await put(device, host)
+    for method in ("inverted_cdf", "averaged_inverted_cdf"):
+        got = await device.array.percentile(x, 40.0, method=method)
+        same(await fetched(device, got), np.percentile(host, 40.0, method=method))
+
+
+@on_shared
+async def test_unique_of_one_axis_has_one_nan(device: Device) -> None:
+    host = np.array([np.nan, 0, 0, np.nan])
+    x = await put(device, host)
+    for equal_nan in (True, False):
+        for axis in (0, -1):
+            got = await device.array.unique(x, return_counts=True, axis=axis, equal_nan=equal_nan)
+            expected = np.unique(host, return_counts=True, axis=axis, equal_nan=equal_nan)
+            same(await fetched(device, got), list(expected))
+
+
 @settings(max_examples=30)
 @given(size=st.integers(0, 9), shape=SHAPES, seed=SEEDS, side=st.sampled_from(["left", "right"]))
 @on_shared
@@ -485,6 +507,8 @@ test_sorting_refuses_invalid_arguments = refuses(
         ("histogram(f8_2x3, 2, (1, 0))", ValueError, "max must be larger than min"),
         ("histogram(c8_2x2)", TypeError, "no order"),
         ("quantile(f8_2x3, 1.5)", ValueError, r"Quantiles must be in the range \[0, 1\]"),
+        ("histogram(f8_2x3, 2.5)", TypeError, "bins must be a whole number or edges, not 2.5"),
+        ("gradient(f8_2x3, f8_2x3[0])", TypeError, "one number, or one distance or coordinates"),
         ("percentile(f8_2x3, 101)", ValueError, "Percentiles must be in the range"),
         ('quantile(f8_2x3, 0.5, method="best")', ValueError, "not a valid method"),
         ("median(f8_2x3[:0])", ValueError, "median of no elements"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -11,47 +10,11 @@ import numpy as np
 import pytest
 from numpy.linalg import _linalg as theirs
 
-from atomr_accel.arrays.expressions import Operand
+from . import shared
+from .shared import Array
+from .shared import plain as _array
 
-from ..harness import Shared
-
-Array = np.ndarray[Any, Any]
-
-_SHARED: Final = Shared(isolation="process")
-atexit.register(_SHARED.close)
-
-
-async def _called(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a function on arrays, and return its results as arrays."""
-    device = _SHARED.device
-
-    async def put(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple([await put(each) for each in value])
-        return await device.put(value) if isinstance(value, np.ndarray) else value
-
-    made = await getattr(device.linalg, name)(
-        *[await put(each) for each in args],
-        **{key: await put(each) for key, each in kwargs.items()},
-    )
-    if isinstance(made, tuple):
-        return [await device.get(each) for each in made]
-    return await device.get(made)
-
-
-def on_device(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of ``device.linalg``."""
-    return _SHARED.run(partial(_called, name, *args, **kwargs))
-
-
-def _array(value: Any) -> Array:
-    """A plain array of one of the dtypes that device memory has."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 or array.dtype.char in "gG":
-        raise TypeError(f"array type {array.dtype.name} is unsupported in linalg")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return np.ascontiguousarray(array).reshape(array.shape)
+on_device: Final = partial(shared.on_device, "linalg")
 
 
 def _wrapped(like: Any) -> Callable[[Any], Any]:
@@ -64,6 +27,12 @@ def _only(**options: Any) -> None:
     for name, (value, wanted) in options.items():
         if value is not wanted and value != wanted:
             pytest.skip(f"device.linalg has no option {name}={value!r}")
+
+
+def _lower(triangle: str) -> bool:
+    if triangle.upper() not in ("L", "U"):
+        raise ValueError("UPLO argument must be 'L' or 'U'")
+    return triangle.upper() == "L"
 
 
 def _scalar(value: Array) -> Any:
@@ -112,12 +81,12 @@ class NumPy:
 
     @staticmethod
     def eigh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
-        w, v = on_device("eigh", _array(a), lower=UPLO.upper() == "L")
+        w, v = on_device("eigh", _array(a), lower=_lower(UPLO))
         return theirs.EighResult(w, _wrapped(a)(v))
 
     @staticmethod
     def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803
-        return on_device("eigvalsh", _array(a), lower=UPLO.upper() == "L")
+        return on_device("eigvalsh", _array(a), lower=_lower(UPLO))
 
     @staticmethod
     def svd(
@@ -185,12 +154,7 @@ class NumPy:
 
     @staticmethod
     def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002
-        if isinstance(x, Operand):
-            return _NORM(x, ord, axis, keepdims)
         return _scalar(on_device("norm", _array(x), ord, axis, keepdims))
-
-
-_NORM: Final = theirs.norm
 
 
 # --- scipy.linalg ---------------------------------------------------------------------------
