@@ -86,6 +86,11 @@ HALVES: Final = frozenset(dtype for dtype in NAMES if is_float(dtype) and dtype.
 """Floats narrower than 32 bits, whose sums are made in float32."""
 
 
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in this machine's byte order, which device memory and dtype names have."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def as_dtype(dtype: object) -> np.dtype[Any]:
     """Return ``dtype`` as one of the table's dtypes.
 

@@ -73,7 +73,7 @@ def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
     except (TypeError, OverflowError) as error:
         raise TypeError(f"a payload must be plain values, as JSON has them: {error}") from error
     except UnicodeEncodeError as error:
-        raise ValueError(f"a payload must be of Unicode text, not half a pair: {error}") from error
+        raise ValueError(f"a payload must be of text without lone surrogates: {error}") from error
     except RecursionError as error:
         raise ValueError("a payload must not be within itself, or nested so deeply") from error
     if msgspec.json.decode(text) != dict(payload) and not _same(payload, msgspec.json.decode(text)):

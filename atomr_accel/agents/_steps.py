@@ -12,7 +12,7 @@ from typing import get_type_hints as hints_of
 import msgspec
 import numpy as np
 
-from .._dtypes import number_kind
+from .._dtypes import native, number_kind
 from .._errors import said_of
 from ..actors.util import check_instance
 from ..memory import MemoryMap
@@ -173,7 +173,7 @@ def _encoded(value: Any) -> Any:
         array = np.asarray(value, order="C")
         if number_kind(array.dtype) not in "biufcmM":
             raise TypeError(f"an array in a state must be of numbers, not {array.dtype}")
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the name has no order
+        array = native(array)
         parts = (array.dtype.name, list(array.shape), array.tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
     # msgspec takes a ref for one of its own structs, and asks about what is within.

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from .. import AccelError, GpuRef, GpuRefStale, Unsupported
-from .._dtypes import as_dtype
+from .._dtypes import as_dtype, native
 from ..libraries.registry import catalogue
 from ._sealed import SealedShelf
 
@@ -55,7 +55,7 @@ class BufferNote(msgspec.Struct, frozen=True, array_like=True):
 
 def packed_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     """Return an array as an extension type of msgpack."""
-    array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+    array = np.asarray(native(array), order="C")
     content = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     head = [array.dtype.name, array.shape, content]
     return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(head))

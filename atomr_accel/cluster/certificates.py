@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import LibraryMissing
 from .._install import install_command
+from ..wire.options import several
 from ._settings import check_name
 
 if TYPE_CHECKING:
@@ -36,14 +37,13 @@ def make_certificates(
     Raises:
         FileExistsError: a node has a certificate there already.
         LibraryMissing: package cryptography is not installed.
+        TypeError: nodes is one string.
         ValueError: a bad name, or days below 1.
     """
     _check_library()
     from cryptography.hazmat.primitives import serialization
 
-    if isinstance(nodes, str):
-        raise TypeError(f"nodes must be names of nodes, not one str; write [{nodes!r}]")
-    names = [check_name("a node's name", name) for name in nodes]
+    names = [check_name("a node's name", name) for name in several(nodes, "nodes")]
     if "authority" in names:
         raise ValueError("a node's name must be another one, not 'authority', the authority's own")
     if days < 1:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import numpy as np
 
-from .._dtypes import DTYPES, NAMES
+from .._dtypes import DTYPES, NAMES, native
 from ..arrays import GpuRef
 from ..arrays.expressions import Operand
 from ..device.data.arrays import Arrays
@@ -65,11 +65,6 @@ _SHORT.maxother = _SHORT.maxstring = _LONGEST
 
 class _TooDeep(Exception):
     """A value contains itself, is too deep, or has too many parts."""
-
-
-def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array in the byte order of this machine, as devices have it."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def digest(data: Any) -> bytes:

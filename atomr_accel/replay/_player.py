@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
+from .._dtypes import native
 from .._errors import AccelError, is_awaitable
 from ..actors.util import check_instance
 from ..arrays import GpuRef
 from ..memory import Hold
 from ..wire.options import count
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
-from ._describe import digest, native
+from ._describe import digest
 from ._doubts import Doubts
 from ._entries import ArrayValue, Brought, HandleValue, Outside, Ref
 from ._reading import JournalCall, Recorded, reading

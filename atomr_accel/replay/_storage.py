@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from .._errors import AccelError
+from ..wire.options import text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,13 +69,7 @@ class Stored(NamedTuple):
 
 def check_name(name: str) -> str:
     """Check the name of a journal in a database, and return it."""
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a str, not {type(name).__name__}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"name must be text without lone surrogates, not {name!r}") from None
-    return name
+    return text(name, "name")
 
 
 def digest_of(before: bytes, number: int, data: bytes) -> bytes:

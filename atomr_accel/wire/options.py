@@ -109,14 +109,16 @@ def text(value: Any, name: str, least: int = 0) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be Unicode, not {value!r} with half a pair") from None
+        raise ValueError(f"{name} must be text without lone surrogates, not {value!r}") from None
     return value
 
 
 def several(value: Any, name: str) -> tuple[Any, ...]:
-    """Return an iterable as a tuple; a string is refused, since it would be taken apart."""
+    """Return an iterable as a tuple; strings are refused, whose parts are characters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be several in a list, not {_shown(value)}; write [...]")
+        raise TypeError(
+            f"{name} must be a list or another iterable, not {_shown(value)}; write [...]"
+        )
     return tuple(value)
 
 

@@ -28,7 +28,7 @@ def test_bad_certificates_are_refused(tmp_path: Path) -> None:
         make_certificates(tmp_path, ["node-1"])
     with pytest.raises(ValueError, match="not 'authority'"):
         make_certificates(tmp_path, ["authority"])
-    with pytest.raises(TypeError, match=r"not one str; write \['node-2'\]"):
+    with pytest.raises(TypeError, match="nodes must be a list or another iterable"):
         make_certificates(tmp_path, "node-2")
     with pytest.raises(ValueError, match="days must be at least 1"):
         make_certificates(tmp_path, ["node-2"], days=0)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.clock("mock")
 async def test_one_node_has_all_entities() -> None:
     async with world() as here, here.node("a") as a:
         for call in (a.entity, a.place_of):
-            with pytest.raises(ValueError, match="key must be Unicode, not"):
+            with pytest.raises(ValueError, match="key must be text without lone surrogates, not"):
                 call(Log, "\ud800")
         assert [await a.entity(Log, "x").ask(Add(number)) for number in (5, 6)] == [1, 2]
         assert await a.entity(Log, "y").ask(Add(7)) == 1

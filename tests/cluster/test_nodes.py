@@ -252,10 +252,10 @@ async def _arguments(folder: Path) -> None:
     for options, kind, said in (
         ({"credentials": None}, ValueError, "make-certificates"),
         ({"messages": [int]}, TypeError, "subclasses of Message"),
-        ({"messages": Add}, TypeError, "messages must be several in a list"),
-        ({"devices": 3}, TypeError, "devices must be several in a list"),
+        ({"messages": Add}, TypeError, "messages must be a list"),
+        ({"devices": 3}, TypeError, "devices must be a list"),
         ({"devices": [3]}, TypeError, "a device must be an instance of Device"),
-        ({"messages": "ab"}, TypeError, "messages must be several in a list"),
+        ({"messages": "ab"}, TypeError, "messages must be a list"),
         ({"store": 3}, TypeError, "store must be a FencingStore, not int"),
         ({"credentials": Credentials.in_folder(folder, "b")}, ValueError, "those of node 'a', not"),
         ({"entities": [Counter]}, TypeError, "subclasses of Entity"),

@@ -111,7 +111,7 @@ async def test_wrong_options_are_refused() -> None:
     wrong: Any
     async with open_actor_system("s") as system:
         for wrong, match in (
-            ({"names": "gpu-box"}, "names must be several in a list"),
+            ({"names": "gpu-box"}, "names must be a list"),
             ({"names": [3]}, "a host name must be text"),
             ({"patterns": 3}, "patterns must be an instance of Mapping"),
             ({"nvml": 3}, "nvml must be what open_nvml gives"),

@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         partial(open_batcher, doubles, max_size=4, preferred_sizes=three),
         "preferred_sizes mu",
     ),
-    "bounds": (partial(by_length, three), "bounds must be several in a list, not 3"),
+    "bounds": (partial(by_length, three), "bounds must be a list or another iterable, not 3"),
     "policy": (
         partial(open_replica_pool, [lambda: nullcontext(adds)], policy=three),
         "policy must have a method choose",

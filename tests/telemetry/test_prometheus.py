@@ -242,7 +242,7 @@ async def test_what_metrics_observe_is_refused_in_their_place() -> None:
         PrometheusCollector(wrong)
     with pytest.raises(TypeError, match=advice):
         export_to_opentelemetry(wrong)
-    for names, text in (("gpu-7", "names must be several in a list"), ([3], "a host name must be")):
+    for names, text in (("gpu-7", "names must be a list"), ([3], "a host name must be")):
         with pytest.raises(TypeError, match=text):
             async with serve_prometheus(Metrics(), names=names):  # type: ignore[arg-type]
                 pass

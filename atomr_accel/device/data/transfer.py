@@ -17,7 +17,7 @@ import numpy as np
 import outcome
 import trio
 
-from ..._dtypes import as_dtype
+from ..._dtypes import as_dtype, native
 from ..._errors import (
     AccelError,
     ContextPoisoned,
@@ -78,9 +78,7 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
             "array must be in the program, and this is a GpuRef; write: await device.copy(ref), or "
             "on another device: await device.put(await other.get(ref))"
         )
-    host = np.asarray(array)
-    if host.dtype.byteorder not in "=|" and not host.dtype.isnative:
-        host = host.astype(host.dtype.newbyteorder("="))
+    host = native(np.asarray(array))
     try:
         dtype = as_dtype(host.dtype)
     except TypeError as error:
