@@ -314,7 +314,10 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     async with opened(isolation="thread") as device:
         odd: Any
-        for odd, text in ((device, "devices must be several"), ([3], "must be open devices")):
+        for odd, text in (
+            (device, "devices must be a list or another iterable"),
+            ([3], "must be open devices"),
+        ):
             with pytest.raises(TypeError, match=text):
                 async with open_moe(odd, weights):
                     pass
